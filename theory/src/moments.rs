@@ -1,0 +1,90 @@
+//! What the flow needs to know about the data: moments at given keys (model.md sections 3 to 5).
+//!
+//! In the coordinates `k_h = sum_f m_hf k*_f + sum_j C_hj e_j`, the scores are
+//!
+//! ```text
+//! s_hl = sum_f m_hf x_fl + sum_j C_hj c_jl + b_h
+//! ```
+//!
+//! with `x_fl = k*_f . X_l` (standard normal, plus `theta_f` on the relevant token) and
+//! `c ~ N(0, 1)`. By exchangeability the relevant token is token 0. With
+//! `d_l = a_l - 1{l = eps}` the population loss is `E |d|^2`, and `g_hl` its derivative with
+//! respect to `s_hl` on one sample.
+
+use headflow_model::{Attention, OrderParameters, Task, biases};
+use nalgebra::DMatrix;
+
+/// A point of the flow: the keys' coordinates and their biases.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Coordinates {
+    /// Alignments `m`, `H x F`.
+    pub m: DMatrix<f64>,
+    /// Coordinates outside the spikes, `H x H`, any `C` with `C C^T = r - m m^T`.
+    pub c: DMatrix<f64>,
+    /// Biases that enter the scores, length `H`.
+    pub b: Vec<f64>,
+}
+
+impl Coordinates {
+    /// The coordinates of order parameters under an attention's bias rule, with lower-triangular `C`.
+    pub fn of(point: &OrderParameters, attention: &Attention) -> Self {
+        Self { m: point.m().clone(), c: point.residual_factor(), b: biases(attention.bias, point.r(), point.b()) }
+    }
+
+    /// The overlaps `r = m m^T + C C^T`.
+    pub fn r(&self) -> DMatrix<f64> {
+        &self.m * self.m.transpose() + &self.c * self.c.transpose()
+    }
+}
+
+/// The population loss and its two parts.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Loss {
+    /// `E[a_eps]`, the mean attention on the relevant token.
+    pub attention_on_relevant: f64,
+    /// `E[sum_l a_l^2]`.
+    pub second_moment: f64,
+}
+
+impl Loss {
+    /// `E = 1 - 2 E[a_eps] + E[sum_l a_l^2]`.
+    pub fn value(&self) -> f64 {
+        1.0 - 2.0 * self.attention_on_relevant + self.second_moment
+    }
+}
+
+/// The moments that drive the flow.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Moments {
+    /// The loss.
+    pub loss: Loss,
+    /// `E[sum_l g_hl x_fl]`, `H x F`.
+    pub gx: DMatrix<f64>,
+    /// `E[sum_l g_hl c_jl]`, `H x H`.
+    pub gc: DMatrix<f64>,
+    /// `E[sum_l g_hl]`, length `H`.
+    pub gb: Vec<f64>,
+    /// `E[sum_l g_hl g_h'l]`, `H x H`.
+    pub gg: DMatrix<f64>,
+}
+
+/// A way to compute population averages.
+///
+/// An evaluator is a deterministic function of its argument: the flow and its derivatives see a
+/// smooth right-hand side.
+pub trait Evaluator: Sync {
+    /// The task that is averaged over.
+    fn task(&self) -> &Task;
+
+    /// Number of heads `H`.
+    fn heads(&self) -> usize;
+
+    /// The attention.
+    fn attention(&self) -> &Attention;
+
+    /// Loss and moments at a point.
+    fn moments(&self, at: &Coordinates) -> Moments;
+
+    /// The loss alone.
+    fn loss(&self, at: &Coordinates) -> Loss;
+}
