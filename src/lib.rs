@@ -1,1 +1,37 @@
-//! x
+//! Attention heads that specialise: the high-dimensional theory of multi-head attention in the
+//! single-location model, and the SGD that it predicts.
+//!
+//! The library re-exports the crates it is made of ([`model`], [`theory`], [`sims`], [`figures`])
+//! and adds what needs both theory and simulation: experiments as documents ([`spec`]), the folder
+//! that a run writes ([`folder`]) and the statistical verdict on theory against simulation
+//! ([`agreement`]). The program `headflow` only puts these together.
+//!
+//! ```
+//! use headflow::model::{OrderParameters, Unwatched};
+//! use headflow::spec::{Purpose, Spec};
+//! use headflow::theory::{flow, quasi_monte_carlo::QuasiMonteCarlo};
+//!
+//! let spec = Spec { tau: Some(20.0), points: Some(1024), ..Spec::default() }.complete(Purpose::Flow)?;
+//! let points = QuasiMonteCarlo::scrambles(&spec.task()?, spec.head_count(), spec.attention(), 1024, 1, 2)?;
+//! let options = flow::Options::new(spec.gamma / spec.batch as f64, spec.recorded_times());
+//! let flow = flow::average(&points, &spec.start()?, &options, &Unwatched)?;
+//! let losses: Vec<f64> = flow.estimate.mean.path(headflow::model::Quantity::Loss).collect();
+//! assert!(losses[100] < losses[0]);
+//! # Ok::<(), headflow::model::Error>(())
+//! ```
+#![warn(missing_docs)]
+
+pub use headflow_figures as figures;
+pub use headflow_model as model;
+pub use headflow_sims as sims;
+pub use headflow_theory as theory;
+
+pub mod agreement;
+pub mod folder;
+pub mod spec;
+
+/// The version of this package.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The git revision that this package was built from, or `unknown`.
+pub const GIT_REVISION: &str = env!("HEADFLOW_GIT_REVISION");

@@ -1,1 +1,56 @@
-fn main() {}
+//! The program `headflow`: reads a command line, runs one command, says what came of it.
+
+mod cli;
+mod commands;
+mod progress;
+
+use std::process::ExitCode;
+
+use headflow::model::Error;
+
+fn main() -> ExitCode {
+    let matches = match cli::build().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error)
+            if error.use_stderr()
+                && error.kind() != clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand =>
+        {
+            return fail(&one_line(&error.to_string()));
+        }
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+        }
+    };
+    let outcome = cli::request(&matches).and_then(|request| {
+        if let Some(threads) = request.threads {
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build_global()
+                .map_err(|e| Error::invalid("threads", e.to_string()))?;
+        }
+        progress::catch_interrupts();
+        commands::run(&request)
+    });
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => fail(&error.to_string()),
+    }
+}
+
+fn fail(message: &str) -> ExitCode {
+    eprintln!("headflow: {message}");
+    ExitCode::from(2)
+}
+
+/// The parser's message without its usage text: what is wrong, and its tip.
+fn one_line(message: &str) -> String {
+    let lines: Vec<_> = message
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let text = lines.join("; ");
+    format!("{} (see headflow --help)", text.strip_prefix("error: ").unwrap_or(&text))
+}

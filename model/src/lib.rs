@@ -11,6 +11,7 @@ mod error;
 mod exponential;
 mod order_parameters;
 pub mod random;
+pub mod series;
 mod stop;
 mod task;
 mod theta;

@@ -15,14 +15,14 @@
 use aligned_vec::{AVec, avec};
 use headflow_model::random::{Purpose, Stream, normal_quantile};
 use headflow_model::{Attention, Error, Lanes, Task};
-use multiversion::multiversion;
 use nalgebra::DMatrix;
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use crate::moments::{Coordinates, Evaluator, Loss, Moments};
 
 /// Samples side by side in a block.
-const LANES: usize = 32;
+const LANES: usize = 64;
 
 /// Blocks that are summed by one task. Fixed, and partial sums are added in order: the bits do not
 /// depend on the number of threads.
@@ -150,13 +150,16 @@ impl QuasiMonteCarlo {
             .map_init(
                 || Scratch::new(sizes),
                 |scratch, blocks| {
-                    scratch.sums.fill([0.0; LANES]);
-                    if GRADIENT {
-                        accumulate_moments(blocks, sizes, &self.attention, &keys, &at.b, scratch);
-                    } else {
-                        accumulate_loss(blocks, sizes, &self.attention, &keys, &at.b, scratch);
-                    }
-                    scratch.sums.iter().map(|lanes| lanes.iter().sum()).collect()
+                    scratch.sums.fill(0.0);
+                    Arch::new().dispatch(Accumulate::<GRADIENT> {
+                        blocks,
+                        sizes,
+                        attention: &self.attention,
+                        keys: &keys,
+                        b: &at.b,
+                        scratch,
+                    });
+                    scratch.sums.clone()
                 },
             )
             .collect();
@@ -188,6 +191,7 @@ impl Evaluator for QuasiMonteCarlo {
     fn moments(&self, at: &Coordinates) -> Moments {
         let (h, f) = (self.heads, self.task.features());
         let sums = self.sum::<true>(at);
+        // Row h: g x, g c, g g, g.
         let products = &sums[2..];
         let width = f + h + h + 1;
         Moments {
@@ -249,125 +253,281 @@ impl Sizes {
 
 /// Working space of one task.
 struct Scratch {
-    /// The block in double precision.
-    values: AVec<f64>,
-    /// Scores, then weights, then `g`: `H x L x LANES`.
-    scores: AVec<f64>,
+    /// Rows of `L x LANES`: `x` and `c` in double precision, then the scores, which become weights
+    /// and then `g`, then ones.
+    rows: AVec<f64>,
     /// `a`, then `q`: `L x LANES`.
     combined: AVec<f64>,
-    /// Sums, lane by lane.
-    sums: AVec<[f64; LANES]>,
+    /// Sums over the samples.
+    sums: Vec<f64>,
     lanes: Lanes,
 }
 
 impl Scratch {
     fn new(sizes: Sizes) -> Self {
-        Self {
-            values: avec![0.0; sizes.block()],
-            scores: avec![0.0; sizes.heads * sizes.length * LANES],
-            combined: avec![0.0; sizes.length * LANES],
-            sums: avec![[0.0; LANES]; sizes.sums()],
-            lanes: Lanes::new(LANES),
+        let row = sizes.length * LANES;
+        let mut rows = avec![0.0; (sizes.rows() + sizes.heads + 1) * row];
+        rows[(sizes.rows() + sizes.heads) * row..].fill(1.0);
+        Self { rows, combined: avec![0.0; row], sums: vec![0.0; sizes.sums()], lanes: Lanes::new(LANES) }
+    }
+}
+
+/// Adds a run of blocks to the sums of the scratch space.
+struct Accumulate<'a, const GRADIENT: bool> {
+    blocks: &'a [f32],
+    sizes: Sizes,
+    attention: &'a Attention,
+    keys: &'a [f64],
+    b: &'a [f64],
+    scratch: &'a mut Scratch,
+}
+
+impl<const GRADIENT: bool> WithSimd for Accumulate<'_, GRADIENT> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { blocks, sizes, attention, keys, b, scratch } = self;
+        let Sizes { heads, length, .. } = sizes;
+        let row = length * LANES;
+        let Scratch { rows, combined, sums, lanes } = scratch;
+        for block in blocks.chunks_exact(sizes.block()) {
+            let (values, rest) = rows.split_at_mut(sizes.block());
+            let (scores, _) = rest.split_at_mut(heads * row);
+            for (to, &from) in values.iter_mut().zip(block) {
+                *to = f64::from(from);
+            }
+            combine(simd, keys, b, values, scores, row);
+            attention.forward_lanes(heads, length, lanes, scores, combined);
+            sums[0] += total(simd, &combined[..LANES]);
+            sums[1] += total_of_squares(simd, combined);
+            if !GRADIENT {
+                continue;
+            }
+            // q = d loss / d a = 2 (a - 1{l = 0})
+            for a in &mut combined[..LANES] {
+                *a -= 1.0;
+            }
+            for a in combined.iter_mut() {
+                *a *= 2.0;
+            }
+            attention.backward_lanes(heads, length, lanes, scores, combined);
+            add_products(simd, &rows[sizes.block()..][..heads * row], rows, row, &mut sums[2..]);
         }
     }
 }
 
-/// Weights and loss of one block; leaves `q = 2 (a - 1{l = 0})` in `combined`.
+/// `scores_h = b_h + sum_j keys_hj values_j`, row by row.
 #[inline(always)]
-fn forward_block(block: &[f32], sizes: Sizes, attention: &Attention, keys: &[f64], b: &[f64], scratch: &mut Scratch) {
-    let Sizes { heads, length, .. } = sizes;
-    let Scratch { values, scores, combined, sums, lanes } = scratch;
-    for (to, &from) in values.iter_mut().zip(block) {
-        *to = f64::from(from);
-    }
-    let (values, _) = values.as_chunks::<LANES>();
-    let (rows_of_scores, _) = scores.as_chunks_mut::<LANES>();
-    for ((scores, key), &b) in rows_of_scores.chunks_exact_mut(length).zip(keys.chunks_exact(sizes.rows())).zip(b) {
-        for (l, scores) in scores.iter_mut().enumerate() {
-            let mut s = [b; LANES];
-            for (&k, values) in key.iter().zip(values.chunks_exact(length)) {
-                for i in 0..LANES {
-                    s[i] = k.mul_add(values[l][i], s[i]);
+fn combine<S: Simd>(simd: S, keys: &[f64], b: &[f64], values: &[f64], scores: &mut [f64], row: usize) {
+    let width = values.len() / row;
+    for ((scores, key), &b) in scores.chunks_exact_mut(row).zip(keys.chunks_exact(width)).zip(b) {
+        let (scores, _) = S::as_mut_simd_f64s(scores);
+        for (i, scores) in scores.chunks_exact_mut(8).enumerate() {
+            let mut sum = [simd.splat_f64s(b); 8];
+            for (&k, values) in key.iter().zip(values.chunks_exact(row)) {
+                let values = &S::as_simd_f64s(values).0[8 * i..8 * i + 8];
+                let k = simd.splat_f64s(k);
+                for j in 0..8 {
+                    sum[j] = simd.mul_add_f64s(k, values[j], sum[j]);
                 }
             }
-            *scores = s;
+            scores.copy_from_slice(&sum);
         }
-    }
-    attention.forward_lanes(heads, length, lanes, scores, combined);
-    let (of_relevant, _) = combined.split_at_mut(LANES);
-    for (sum, a) in sums[0].iter_mut().zip(of_relevant) {
-        *sum += *a;
-    }
-    add_products(combined, combined, &mut sums[1]);
-    for a in &mut combined[..LANES] {
-        *a -= 1.0;
-    }
-    for a in combined.iter_mut() {
-        *a *= 2.0;
     }
 }
 
-/// Adds `sum_l a_l b_l` to `sum`, lane by lane.
 #[inline(always)]
-fn add_products(a: &[f64], b: &[f64], sum: &mut [f64; LANES]) {
-    let mut total = *sum;
-    for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
-        for i in 0..LANES {
-            total[i] = a[i].mul_add(b[i], total[i]);
-        }
+fn total<S: Simd>(simd: S, values: &[f64]) -> f64 {
+    let mut sum = simd.splat_f64s(0.0);
+    for &v in S::as_simd_f64s(values).0 {
+        sum = simd.add_f64s(sum, v);
     }
-    *sum = total;
+    simd.reduce_sum_f64s(sum)
 }
 
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl+avx2+fma+bmi1+bmi2",
-    "x86_64+avx2+fma+bmi1+bmi2"
-))]
-fn accumulate_moments(
-    blocks: &[f32],
-    sizes: Sizes,
-    attention: &Attention,
-    keys: &[f64],
-    b: &[f64],
-    scratch: &mut Scratch,
+#[inline(always)]
+fn total_of_squares<S: Simd>(simd: S, values: &[f64]) -> f64 {
+    let mut sum = simd.splat_f64s(0.0);
+    for &v in S::as_simd_f64s(values).0 {
+        sum = simd.mul_add_f64s(v, v, sum);
+    }
+    simd.reduce_sum_f64s(sum)
+}
+
+/// Adds `left_h . right_j` for all rows to `sums` (row-major), tile by tile.
+#[inline(always)]
+fn add_products<S: Simd>(simd: S, left: &[f64], right: &[f64], row: usize, sums: &mut [f64]) {
+    let (heads, columns) = (left.len() / row, right.len() / row);
+    for h in (0..heads).step_by(2) {
+        let pair = h + 1 < heads;
+        let mut j = 0;
+        while j < columns {
+            let triple = j + 2 < columns;
+            let (left, right, sums) = (&left[h * row..], &right[j * row..], &mut sums[h * columns + j..]);
+            match (pair, triple) {
+                (true, true) => add_tile::<S, 2, 3>(simd, left, right, row, sums, columns),
+                (true, false) => add_tile::<S, 2, 1>(simd, left, right, row, sums, columns),
+                (false, true) => add_tile::<S, 1, 3>(simd, left, right, row, sums, columns),
+                (false, false) => add_tile::<S, 1, 1>(simd, left, right, row, sums, columns),
+            }
+            j += if triple { 3 } else { 1 };
+        }
+    }
+}
+
+/// [`add_products`] for the first `A` and `B` rows: what is loaded serves several products.
+#[inline(always)]
+fn add_tile<S: Simd, const A: usize, const B: usize>(
+    simd: S,
+    left: &[f64],
+    right: &[f64],
+    row: usize,
+    sums: &mut [f64],
+    columns: usize,
 ) {
-    let Sizes { heads, length, .. } = sizes;
-    let rows = sizes.rows();
-    let row = length * LANES;
-    for block in blocks.chunks_exact(sizes.block()) {
-        forward_block(block, sizes, attention, keys, b, scratch);
-        let Scratch { values, scores, combined, sums, lanes } = &mut *scratch;
-        attention.backward_lanes(heads, length, lanes, scores, combined);
-        for (h, out) in sums[2..].chunks_exact_mut(rows + heads + 1).enumerate() {
-            let g = &scores[h * row..(h + 1) * row];
-            for (sum, values) in out.iter_mut().zip(values.chunks_exact(row)) {
-                add_products(g, values, sum);
+    let mut a_rows: [&[S::f64s]; A] = [&[]; A];
+    for (vectors, values) in a_rows.iter_mut().zip(left.chunks_exact(row)) {
+        *vectors = S::as_simd_f64s(values).0;
+    }
+    let mut b_rows: [&[S::f64s]; B] = [&[]; B];
+    for (vectors, values) in b_rows.iter_mut().zip(right.chunks_exact(row)) {
+        *vectors = S::as_simd_f64s(values).0;
+    }
+    let count = a_rows[0].len();
+    let mut tile = [[simd.splat_f64s(0.0); B]; A];
+    for c in 0..count {
+        for a in 0..A {
+            for b in 0..B {
+                tile[a][b] = simd.mul_add_f64s(a_rows[a][..count][c], b_rows[b][..count][c], tile[a][b]);
             }
-            for (sum, other) in out[rows..].iter_mut().zip(scores.chunks_exact(row)).take(h + 1) {
-                add_products(g, other, sum);
-            }
-            for g in g.as_chunks::<LANES>().0 {
-                for (sum, g) in out[rows + heads].iter_mut().zip(g) {
-                    *sum += g;
+        }
+    }
+    for (a, tile) in tile.iter().enumerate() {
+        for (b, &sum) in tile.iter().enumerate() {
+            sums[a * columns + b] += simd.reduce_sum_f64s(sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headflow_model::{Activation, Aggregation, Bias, Theta};
+
+    /// The slow twin: the definitions, sample by sample, on the evaluator's own points.
+    fn plain(qmc: &QuasiMonteCarlo, at: &Coordinates) -> Moments {
+        let (h, l, f) = (qmc.heads, qmc.task.length(), qmc.task.features());
+        let mut moments = Moments {
+            loss: Loss::default(),
+            gx: DMatrix::zeros(h, f),
+            gc: DMatrix::zeros(h, h),
+            gb: vec![0.0; h],
+            gg: DMatrix::zeros(h, h),
+        };
+        let weight = 1.0 / qmc.points as f64;
+        for point in 0..qmc.points {
+            let value = |j: usize, token: usize| {
+                let block = point / LANES * (f + h) * l * LANES;
+                f64::from(qmc.blocks[block + (j * l + token) * LANES + point % LANES])
+            };
+            let scores: Vec<f64> = (0..h * l)
+                .map(|i| {
+                    let (head, token) = (i / l, i % l);
+                    let x: f64 = (0..f).map(|j| at.m[(head, j)] * value(j, token)).sum();
+                    let c: f64 = (0..h).map(|j| at.c[(head, j)] * value(f + j, token)).sum();
+                    x + c + at.b[head]
+                })
+                .collect();
+            let (weights, a) = qmc.attention.forward(h, l, &scores).unwrap();
+            let q: Vec<f64> = (0..l).map(|t| 2.0 * (a[t] - f64::from(u8::from(t == 0)))).collect();
+            let g = qmc.attention.backward(h, l, &weights, &q).unwrap();
+            moments.loss.attention_on_relevant += weight * a[0];
+            moments.loss.second_moment += weight * a.iter().map(|a| a * a).sum::<f64>();
+            for i in 0..h {
+                for t in 0..l {
+                    let g_it = weight * g[i * l + t];
+                    (0..f).for_each(|j| moments.gx[(i, j)] += g_it * value(j, t));
+                    (0..h).for_each(|j| moments.gc[(i, j)] += g_it * value(f + j, t));
+                    (0..h).for_each(|j| moments.gg[(i, j)] += g_it * g[j * l + t]);
+                    moments.gb[i] += g_it;
                 }
             }
         }
+        moments
     }
-}
 
-#[multiversion(targets(
-    "x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl+avx2+fma+bmi1+bmi2",
-    "x86_64+avx2+fma+bmi1+bmi2"
-))]
-fn accumulate_loss(
-    blocks: &[f32],
-    sizes: Sizes,
-    attention: &Attention,
-    keys: &[f64],
-    b: &[f64],
-    scratch: &mut Scratch,
-) {
-    for block in blocks.chunks_exact(sizes.block()) {
-        forward_block(block, sizes, attention, keys, b, scratch);
+    #[test]
+    fn the_kernel_is_the_definition() {
+        for heads in [1, 2, 3, 5] {
+            for (activation, aggregation) in
+                Activation::ALL.into_iter().zip([Aggregation::Mean, Aggregation::Sum, Aggregation::Sum])
+            {
+                let task = Task::new(4, Theta::Gaussian { mean: vec![1.0, -0.5], sd: Some(vec![0.5, 2.0]), cov: None })
+                    .unwrap();
+                let attention = Attention { activation, bias: Bias::Trained, aggregation };
+                let qmc = QuasiMonteCarlo::new(&task, heads, attention, 256, 3, 1).unwrap();
+                let at = Coordinates {
+                    m: DMatrix::from_fn(heads, 2, |h, f| 0.7 - 0.4 * h as f64 + 0.3 * f as f64),
+                    c: DMatrix::from_fn(heads, heads, |h, k| 0.5 / (1.0 + h as f64 + 2.0 * k as f64)),
+                    b: (0..heads).map(|h| 0.2 - 0.3 * h as f64).collect(),
+                };
+                let (fast, slow) = (qmc.moments(&at), plain(&qmc, &at));
+                assert!((fast.loss.value() - slow.loss.value()).abs() < 1e-13);
+                assert!((&fast.gx - &slow.gx).amax() < 1e-13);
+                assert!((&fast.gc - &slow.gc).amax() < 1e-13);
+                assert!((&fast.gg - &slow.gg).amax() < 1e-13);
+                assert!(fast.gb.iter().zip(&slow.gb).all(|(a, b)| (a - b).abs() < 1e-13));
+                assert_eq!(qmc.loss(&at), fast.loss);
+            }
+        }
+    }
+
+    /// The points have the moments of the model's Gaussians, also beyond 256 dimensions.
+    #[test]
+    fn points_are_standard_normal_with_a_signal_on_the_first_token() {
+        let task = Task::new(120, Theta::Flip { nu: vec![2.0] }).unwrap();
+        let attention = Attention::from(Activation::Softmax);
+        let points = 1 << 12;
+        let qmc = QuasiMonteCarlo::new(&task, 2, attention, points, 5, 0).unwrap();
+        let (rows, length) = (3, 120);
+        for row in 0..rows {
+            for token in [0, 1, 60, 84, 85, 86, 119] {
+                let (mut first, mut second) = (0.0, 0.0);
+                for point in 0..points {
+                    let at = point / LANES * rows * length * LANES + (row * length + token) * LANES + point % LANES;
+                    first += f64::from(qmc.blocks[at]) / points as f64;
+                    second += f64::from(qmc.blocks[at]).powi(2) / points as f64;
+                }
+                let variance = if row == 0 && token == 0 { 5.0 } else { 1.0 };
+                let n = points as f64;
+                assert!(first.abs() < 4.0 * (variance / n).sqrt(), "row {row} token {token}: mean {first}");
+                assert!(
+                    (second - variance).abs() < 4.0 * variance * (2.0 / n).sqrt() * 1.3,
+                    "row {row} token {token}: {second}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn scrambles_differ_and_repeat() {
+        let task = Task::new(3, Theta::Sphere { nu: 1.0, features: 2 }).unwrap();
+        let draw = |seed, scramble| {
+            QuasiMonteCarlo::new(&task, 2, Activation::Softmax.into(), 64, seed, scramble).unwrap().blocks
+        };
+        assert_eq!(draw(1, 0), draw(1, 0));
+        assert_ne!(draw(1, 0), draw(1, 1));
+        assert_ne!(draw(1, 0), draw(2, 0));
+    }
+
+    #[test]
+    fn impossible_sets_are_refused() {
+        let task = Task::new(3, Theta::Flip { nu: vec![1.0] }).unwrap();
+        let new = |heads, points| QuasiMonteCarlo::new(&task, heads, Activation::Softmax.into(), points, 1, 0);
+        assert!(new(0, 64).is_err());
+        assert!(new(1, 100).is_err());
+        assert!(new(1, 32).is_err());
+        assert!(new(64, 1 << 32).is_err(), "would need more than 8 GiB");
     }
 }

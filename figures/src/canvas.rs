@@ -1,0 +1,319 @@
+//! Strokes, markers and text on either backend, and the writing of a figure's files.
+//!
+//! Plotters' coordinates are whole pixels. Both backends therefore draw [`SCALE`] times larger: the
+//! PNG is averaged down (smooth edges), the SVG is declared at its true size (fine coordinates).
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use image::ImageEncoder;
+use image::codecs::png::PngEncoder;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::error::Error;
+use crate::style::{Dash, FONT, Marker, register};
+
+/// Device pixels per pixel of the figure, along each side.
+const SCALE: u32 = 3;
+
+/// A point, in pixels of the figure from the upper left corner.
+pub type Point = (f64, f64);
+
+/// How a line looks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stroke {
+    pub color: RGBColor,
+    pub width: f64,
+    pub dash: Dash,
+}
+
+/// How a marker looks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stamp {
+    pub color: RGBColor,
+    pub marker: Marker,
+    /// Filled with its colour, or with white.
+    pub filled: bool,
+}
+
+/// Horizontal place of a text's anchor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    Left,
+    Center,
+    Right,
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::Drawing(error.to_string())
+}
+
+fn device(point: Point) -> (i32, i32) {
+    let pixel = |v: f64| (v * f64::from(SCALE)).round() as i32;
+    (pixel(point.0), pixel(point.1))
+}
+
+/// Width of `text` in pixels.
+///
+/// # Errors
+/// When the font is missing.
+pub fn text_width(text: &str, size: f64) -> Result<f64, Error> {
+    register()?;
+    let scale = f64::from(SCALE);
+    let (width, _) = (FONT, size * scale).into_font().box_size(text).map_err(failed)?;
+    Ok(f64::from(width) / scale)
+}
+
+/// Draws on one backend.
+pub struct Canvas<'a, DB: DrawingBackend> {
+    area: &'a DrawingArea<DB, Shift>,
+    /// The bitmap backend joins the segments of a wide path badly at sharp corners, and centres text
+    /// too high.
+    bitmap: bool,
+}
+
+impl<DB: DrawingBackend> Canvas<'_, DB> {
+    /// A line through `points`.
+    pub fn line(&self, points: &[Point], stroke: Stroke) -> Result<(), Error> {
+        match stroke.dash.lengths() {
+            None => self.path(points, stroke),
+            Some(lengths) => dashes(points, lengths).iter().try_for_each(|dash| self.path(dash, stroke)),
+        }
+    }
+
+    fn path(&self, points: &[Point], stroke: Stroke) -> Result<(), Error> {
+        let mut pixels: Vec<_> = points.iter().copied().map(device).collect();
+        pixels.dedup();
+        let width = (stroke.width * f64::from(SCALE)).round().max(1.0) as u32;
+        let style = stroke.color.stroke_width(width);
+        if !self.bitmap {
+            return self.area.draw(&PathElement::new(pixels, style)).map_err(failed);
+        }
+        for pair in pixels.windows(2) {
+            self.area.draw(&PathElement::new(pair, style)).map_err(failed)?;
+        }
+        if pixels.len() > 2 {
+            for &joint in &pixels[1..pixels.len() - 1] {
+                self.area.draw(&Circle::new(joint, width / 2, stroke.color.filled())).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A marker of radius `radius`, set off from what lies below by a white rim.
+    pub fn stamp(&self, center: Point, radius: f64, stamp: Stamp) -> Result<(), Error> {
+        const RIM: f64 = 1.2;
+        const EDGE: f64 = 2.6;
+        if stamp.filled {
+            self.shape(center, radius + RIM, stamp.marker, WHITE)?;
+            self.shape(center, radius, stamp.marker, stamp.color)
+        } else {
+            self.shape(center, radius, stamp.marker, stamp.color)?;
+            self.shape(center, radius - EDGE, stamp.marker, WHITE)
+        }
+    }
+
+    fn shape(&self, center: Point, radius: f64, marker: Marker, color: RGBColor) -> Result<(), Error> {
+        // Corners and the factors that make the areas look alike.
+        let (corners, turn, factor) = match marker {
+            Marker::Circle => {
+                let circle = Circle::new(device(center), radius * f64::from(SCALE), color.filled());
+                return self.area.draw(&circle).map_err(failed);
+            }
+            Marker::Square => (4, 0.5, 1.2),
+            Marker::Triangle => (3, -0.75, 1.3),
+            Marker::Diamond => (4, 0.0, 1.3),
+        };
+        let corner = |i: usize| {
+            let angle = (i as f64 + turn) * std::f64::consts::TAU / corners as f64;
+            device((center.0 + factor * radius * angle.cos(), center.1 + factor * radius * angle.sin()))
+        };
+        self.area.draw(&Polygon::new((0..corners).map(corner).collect::<Vec<_>>(), color)).map_err(failed)
+    }
+
+    /// Text anchored at its vertical middle.
+    pub fn text(&self, text: &str, at: Point, size: f64, align: Align, color: RGBColor) -> Result<(), Error> {
+        self.draw_text(text, at, size, align, color, FontTransform::None)
+    }
+
+    /// Text that reads upwards, centred at `at`.
+    pub fn upward_text(&self, text: &str, at: Point, size: f64, color: RGBColor) -> Result<(), Error> {
+        self.draw_text(text, at, size, Align::Center, color, FontTransform::Rotate270)
+    }
+
+    fn draw_text(
+        &self,
+        text: &str,
+        at: Point,
+        size: f64,
+        align: Align,
+        color: RGBColor,
+        transform: FontTransform,
+    ) -> Result<(), Error> {
+        // Puts the middle between the heights of small and capital letters at `at`.
+        let lower = size * if self.bitmap { 0.17 } else { 0.05 };
+        let at = match transform {
+            FontTransform::None => (at.0, at.1 + lower),
+            _ => (at.0 + lower, at.1),
+        };
+        let horizontal = match align {
+            Align::Left => HPos::Left,
+            Align::Center => HPos::Center,
+            Align::Right => HPos::Right,
+        };
+        let style = (FONT, size * f64::from(SCALE))
+            .into_font()
+            .transform(transform)
+            .color(&color)
+            .pos(Pos::new(horizontal, VPos::Center));
+        self.area.draw_text(text, &style, device(at)).map_err(failed)
+    }
+}
+
+/// Cuts a line into dashes of the given lengths of stroke and gap.
+fn dashes(points: &[Point], (on, off): (f64, f64)) -> Vec<Vec<Point>> {
+    let mut pieces = Vec::new();
+    let mut piece = points.first().map_or(Vec::new(), |&p| vec![p]);
+    let (mut drawing, mut left) = (true, on);
+    for pair in points.windows(2) {
+        let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+        let length = (x1 - x0).hypot(y1 - y0);
+        let mut done = 0.0;
+        while length - done > left {
+            done += left;
+            let at = (x0 + (x1 - x0) * done / length, y0 + (y1 - y0) * done / length);
+            if drawing {
+                piece.push(at);
+                pieces.push(std::mem::take(&mut piece));
+            } else {
+                piece = vec![at];
+            }
+            drawing = !drawing;
+            left = if drawing { on } else { off };
+        }
+        left -= length - done;
+        if drawing {
+            piece.push(pair[1]);
+        }
+    }
+    if piece.len() > 1 {
+        pieces.push(piece);
+    }
+    pieces
+}
+
+/// Something that can be drawn on any backend.
+pub trait Drawing {
+    /// Width and height in pixels.
+    fn size(&self) -> (u32, u32);
+    /// Draws it.
+    fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>) -> Result<(), Error>;
+}
+
+fn paint<DB: DrawingBackend>(backend: DB, bitmap: bool, drawing: &impl Drawing) -> Result<(), Error> {
+    let area = backend.into_drawing_area();
+    area.fill(&WHITE).map_err(failed)?;
+    drawing.draw(&Canvas { area: &area, bitmap })?;
+    area.present().map_err(failed)
+}
+
+fn png(drawing: &impl Drawing) -> Result<Vec<u8>, Error> {
+    let (width, height) = drawing.size();
+    let large = (width * SCALE, height * SCALE);
+    let mut pixels = vec![0; (large.0 * large.1 * 3) as usize];
+    paint(BitMapBackend::with_buffer(&mut pixels, large), true, drawing)?;
+    let (columns, rows, scale) = (width as usize, height as usize, SCALE as usize);
+    let mut small = Vec::with_capacity(columns * rows * 3);
+    for y in 0..rows {
+        for x in 0..columns {
+            for channel in 0..3 {
+                let sum: u32 = (0..scale * scale)
+                    .map(|k| (y * scale + k / scale) * columns * scale + x * scale + k % scale)
+                    .map(|pixel| u32::from(pixels[pixel * 3 + channel]))
+                    .sum();
+                small.push((sum / (SCALE * SCALE)) as u8);
+            }
+        }
+    }
+    let mut file = Vec::new();
+    PngEncoder::new(&mut file).write_image(&small, width, height, image::ColorType::Rgb8).map_err(failed)?;
+    Ok(file)
+}
+
+fn svg(drawing: &impl Drawing) -> Result<Vec<u8>, Error> {
+    let (width, height) = drawing.size();
+    let large = (width * SCALE, height * SCALE);
+    let mut text = String::new();
+    paint(SVGBackend::with_string(&mut text, large), false, drawing)?;
+    let declared = format!("width=\"{}\" height=\"{}\" viewBox", large.0, large.1);
+    // Joins of thick lines are round, as in the PNG.
+    let wanted = format!("width=\"{width}\" height=\"{height}\" stroke-linejoin=\"round\" viewBox");
+    Ok(text.replacen(&declared, &wanted, 1).into_bytes())
+}
+
+/// Writes `<stem>.png` and `<stem>.svg`. Both are complete before either is written, and each
+/// appears whole: a failure leaves earlier files as they were.
+///
+/// # Errors
+/// When the drawing fails, or a file cannot be written.
+pub fn write(drawing: &impl Drawing, stem: &Path) -> Result<Vec<PathBuf>, Error> {
+    register()?;
+    let files = [("png", png(drawing)?), ("svg", svg(drawing)?)];
+    files
+        .iter()
+        .map(|(extension, content)| {
+            // Appended: a dot in the stem is part of the name.
+            let mut name = OsString::from(stem);
+            name.push(".");
+            name.push(extension);
+            let path = PathBuf::from(name);
+            write_whole(&path, content).map_err(|source| Error::File { path: path.clone(), source })?;
+            Ok(path)
+        })
+        .collect()
+}
+
+/// Writes a temporary file next to `path` and renames it.
+fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut name = OsString::from(path);
+    name.push(format!(".{}-{}.partial", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    let partial = PathBuf::from(name);
+    let written = File::create_new(&partial)
+        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dashes_cover_their_share_of_a_line() {
+        let points: Vec<_> = (0..=100).map(|i| (i as f64, 0.0)).collect();
+        let pieces = dashes(&points, (14.0, 6.0));
+        assert_eq!(pieces.len(), 5);
+        let covered: f64 = pieces.iter().map(|p| p[p.len() - 1].0 - p[0].0).sum();
+        assert!((covered - 70.0).abs() < 1e-9);
+        assert!(dashes(&[], (1.0, 1.0)).is_empty() && dashes(&[(0.0, 0.0)], (1.0, 1.0)).is_empty());
+    }
+
+    #[test]
+    fn a_failed_write_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("taken")).unwrap();
+        assert!(write_whole(&folder.path().join("taken"), b"x").is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(write_whole(&folder.path().join("absent/file"), b"x").is_err());
+    }
+}

@@ -1,0 +1,294 @@
+//! Reading a result folder.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use headflow_model::series::{Series, read_csv};
+use headflow_model::{Activation, Theta};
+use serde::Deserialize;
+
+use crate::error::Error;
+
+/// The part of `result.json` that figures need; other fields are ignored.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+struct Header {
+    command: String,
+    spec: Spec,
+}
+
+/// The run's parameters, as far as figures name them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct Spec {
+    /// Number of tokens `L`.
+    pub length: usize,
+    /// Number of heads `H`.
+    pub heads: usize,
+    /// Distribution of the hidden weights.
+    pub theta: Theta,
+    /// Activation of the attention.
+    pub attention: Activation,
+    /// Learning rate `gamma`.
+    pub gamma: f64,
+    /// Batch size `B`.
+    pub batch: usize,
+}
+
+impl Spec {
+    /// The spec in words, part by part, so that figures of several runs can state common parts once.
+    pub fn words(&self) -> Vec<String> {
+        vec![
+            format!("{} attention", self.attention.name()),
+            format!("L = {}", self.length),
+            format!("H = {}", self.heads),
+            theta_in_words(&self.theta),
+            format!("γ = {}", self.gamma),
+            format!("B = {}", self.batch),
+        ]
+    }
+}
+
+fn tuple(values: &[f64]) -> String {
+    format!("({})", values.iter().map(|v| v.to_string().replace('-', "−")).collect::<Vec<_>>().join(", "))
+}
+
+fn theta_in_words(theta: &Theta) -> String {
+    match theta {
+        Theta::Flip { nu } => {
+            let signs: Vec<_> = nu.iter().map(|v| format!("±{}", v.abs())).collect();
+            format!("flips θ = ({})", signs.join(", "))
+        }
+        Theta::Gaussian { mean, sd: Some(sd), .. } => {
+            format!("Gaussian θ, mean {}, standard deviation {}", tuple(mean), tuple(sd))
+        }
+        Theta::Gaussian { mean, cov, .. } => {
+            let rows = cov.iter().flatten().map(|row| tuple(row)).collect::<Vec<_>>();
+            format!("Gaussian θ, mean {}, covariance ({})", tuple(mean), rows.join(", "))
+        }
+        Theta::Discrete { points, .. } if points.len() > 4 => format!("discrete θ on {} points", points.len()),
+        Theta::Discrete { points, weights } => {
+            let points = points.iter().map(|point| tuple(point)).collect::<Vec<_>>();
+            format!("discrete θ on {} with weights {}", points.join(", "), tuple(weights))
+        }
+        Theta::Sphere { nu, features } => format!("θ uniform on the sphere, |θ| = {nu}, F = {features}"),
+    }
+}
+
+/// Where a route's numbers come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// The flow of the order parameters; `dimension` when it starts where that dimension does.
+    Theory { dimension: Option<usize> },
+    /// Direct SGD at dimension `D`: the mean over replicas, or one replica.
+    Direct { dimension: usize, replica: Option<usize> },
+}
+
+impl Route {
+    fn parse(name: &str) -> Option<Self> {
+        let mut words = name.split(' ');
+        let kind = words.next()?;
+        let (mut dimension, mut replica) = (None, None);
+        for word in words {
+            match word.split_once('=')? {
+                ("D", value) if dimension.is_none() => dimension = Some(value.parse().ok()?),
+                ("replica", value) if replica.is_none() => replica = Some(value.parse().ok()?),
+                _ => return None,
+            }
+        }
+        match (kind, dimension, replica) {
+            ("theory", dimension, None) => Some(Self::Theory { dimension }),
+            ("direct", Some(dimension), replica) => Some(Self::Direct { dimension, replica }),
+            _ => None,
+        }
+    }
+}
+
+/// A result folder, read and checked.
+#[derive(Debug, Clone)]
+pub struct ResultFolder {
+    path: PathBuf,
+    command: String,
+    spec: Spec,
+    series: Vec<(Route, Series)>,
+}
+
+impl ResultFolder {
+    /// Reads `result.json` and `series.csv` in the folder at `path`.
+    ///
+    /// # Errors
+    /// One line that names the file: [`Error::Missing`] when it is not there, [`Error::File`] when
+    /// it cannot be read, [`Error::Unreadable`] or [`Error::Series`] when it is truncated, not a
+    /// headflow result, or does not fit the other file.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let header = path.join("result.json");
+        let file = File::open(&header).map_err(|e| Error::reading(&header, e))?;
+        // The format first: a foreign document should not be blamed for a missing field.
+        let document: serde_json::Value = serde_json::from_reader(BufReader::new(file))
+            .map_err(|e| Error::unreadable(&header, format!("not a JSON document, or truncated: {e}")))?;
+        if document.get("format").and_then(|f| f.as_str()) != Some("headflow-result") {
+            return Err(Error::unreadable(&header, "not a headflow result (\"format\" is not \"headflow-result\")"));
+        }
+        let Header { command, spec } = Header::deserialize(document)
+            .map_err(|e| Error::unreadable(&header, format!("not a complete headflow result: {e}")))?;
+
+        let table = path.join("series.csv");
+        let file = File::open(&table).map_err(|e| Error::reading(&table, e))?;
+        let series = read_csv(BufReader::new(file), &table.display().to_string()).map_err(Error::Series)?;
+        let series = series
+            .into_iter()
+            .map(|series| {
+                let route = Route::parse(&series.route)
+                    .ok_or_else(|| Error::unreadable(&table, format!("unknown route \"{}\"", series.route)))?;
+                let shape = series.values.shape;
+                if (shape.heads, shape.features) != (spec.heads, spec.theta.features()) {
+                    let problem = format!(
+                        "route \"{}\" has {} heads and {} features, but the spec in result.json has {} and {}",
+                        series.route,
+                        shape.heads,
+                        shape.features,
+                        spec.heads,
+                        spec.theta.features()
+                    );
+                    return Err(Error::unreadable(&table, problem));
+                }
+                Ok((route, series))
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Self { path: path.into(), command, spec, series })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The command that made the result.
+    pub fn command(&self) -> &str {
+        &self.command
+    }
+
+    /// The activation of the run's attention.
+    pub fn attention(&self) -> Activation {
+        self.spec.attention
+    }
+
+    pub(crate) fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    pub(crate) fn features(&self) -> usize {
+        self.spec.theta.features()
+    }
+
+    /// Dimensions with a direct route, largest first.
+    pub(crate) fn dimensions(&self) -> Vec<usize> {
+        let mut dimensions: Vec<_> = self
+            .series
+            .iter()
+            .filter_map(|(route, _)| match route {
+                Route::Direct { dimension, .. } => Some(*dimension),
+                Route::Theory { .. } => None,
+            })
+            .collect();
+        dimensions.sort_unstable_by(|a, b| b.cmp(a));
+        dimensions.dedup();
+        dimensions
+    }
+
+    /// The theory's routes with the dimension whose start they share, if they say so; the largest
+    /// dimension first.
+    pub(crate) fn theory(&self) -> Vec<(Option<usize>, &Series)> {
+        let mut theory: Vec<_> = self
+            .series
+            .iter()
+            .filter_map(|(route, series)| match route {
+                Route::Theory { dimension } => Some((*dimension, series)),
+                Route::Direct { .. } => None,
+            })
+            .collect();
+        theory.sort_by_key(|(dimension, _)| std::cmp::Reverse(dimension.unwrap_or(usize::MAX)));
+        theory
+    }
+
+    /// The mean over replicas at `dimension`.
+    pub(crate) fn mean(&self, dimension: usize) -> Option<&Series> {
+        self.find(|route| route == Route::Direct { dimension, replica: None })
+    }
+
+    /// The first replica that the table holds at `dimension`.
+    pub(crate) fn replica(&self, dimension: usize) -> Option<&Series> {
+        self.find(|route| matches!(route, Route::Direct { dimension: d, replica: Some(_) } if d == dimension))
+    }
+
+    fn find(&self, wanted: impl Fn(Route) -> bool) -> Option<&Series> {
+        self.series.iter().find(|(route, _)| wanted(*route)).map(|(_, series)| series)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::fixture::{Fixture, Routes};
+
+    #[test]
+    fn a_folder_gives_its_routes() {
+        let fixture = Fixture::new(Activation::Softmax, Routes::All, 11);
+        let folder = ResultFolder::open(fixture.path()).unwrap();
+        assert_eq!(folder.dimensions(), [1000, 500]);
+        assert_eq!(folder.theory().len(), 1);
+        assert!(folder.mean(500).is_some() && folder.mean(1000).is_some() && folder.mean(7).is_none());
+        assert!(folder.replica(1000).is_some());
+        assert_eq!((folder.command(), folder.attention()), ("compare", Activation::Softmax));
+        assert_eq!(folder.path(), fixture.path());
+    }
+
+    #[test]
+    fn route_names_are_read_strictly() {
+        assert_eq!(Route::parse("theory D=500"), Some(Route::Theory { dimension: Some(500) }));
+        assert_eq!(Route::parse("direct D=500 replica=3"), Some(Route::Direct { dimension: 500, replica: Some(3) }));
+        for foreign in ["", "direct", "theory replica=1", "direct D=x", "direct D=1 D=2", "magic D=5"] {
+            assert_eq!(Route::parse(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn broken_results_are_refused_in_one_line_that_names_the_file() {
+        let refused = |file: &str, change: &dyn Fn(&Path, String)| {
+            let fixture = Fixture::new(Activation::Softmax, Routes::All, 11);
+            let path = fixture.path().join(file);
+            change(&path, fs::read_to_string(&path).unwrap());
+            let message = ResultFolder::open(fixture.path()).unwrap_err().to_string();
+            assert!(message.contains(file) && !message.contains('\n'), "{message}");
+            message
+        };
+        refused("series.csv", &|path, text| fs::write(path, &text[..text.len() - 40]).unwrap());
+        refused("series.csv", &|path, _| fs::write(path, "a,b\n1,2\n").unwrap());
+        refused("series.csv", &|path, _| fs::write(path, "").unwrap());
+        refused("series.csv", &|path, text| fs::write(path, text.replace("theory", "magic")).unwrap());
+        refused("result.json", &|path, text| fs::write(path, &text[..text.len() / 2]).unwrap());
+        refused("result.json", &|path, _| fs::write(path, "{\"format\": \"other\"}").unwrap());
+        refused("result.json", &|path, _| fs::write(path, "[1, 2]").unwrap());
+        refused("result.json", &|path, text| fs::write(path, text.replace("gamma", "delta")).unwrap());
+        for file in ["series.csv", "result.json"] {
+            assert!(refused(file, &|path, _| fs::remove_file(path).unwrap()).contains("no such file"));
+        }
+        let other = refused("series.csv", &|path, _| {
+            let header = path.with_file_name("result.json");
+            let text = fs::read_to_string(&header).unwrap();
+            fs::write(&header, text.replace("\"heads\":4", "\"heads\":5")).unwrap();
+        });
+        assert!(other.contains("4 heads") && other.contains("has 5"), "{other}");
+    }
+
+    #[test]
+    fn every_distribution_has_words() {
+        let words = |json: &str| theta_in_words(&serde_json::from_str(json).unwrap());
+        assert_eq!(words(r#"{"kind":"flip","nu":[1.5,1]}"#), "flips θ = (±1.5, ±1)");
+        assert!(words(r#"{"kind":"gaussian","mean":[-1],"sd":[2]}"#).contains("mean (−1), standard deviation (2)"));
+        assert!(words(r#"{"kind":"gaussian","mean":[0],"cov":[[2]]}"#).contains("covariance ((2))"));
+        assert!(words(r#"{"kind":"discrete","points":[[1],[2]],"weights":[0.5,0.5]}"#).contains("(1), (2)"));
+        assert!(words(r#"{"kind":"sphere","nu":2,"features":3}"#).contains("|θ| = 2, F = 3"));
+    }
+}

@@ -1,0 +1,455 @@
+//! Do theory and simulation agree? A statistical answer, in standard errors.
+//!
+//! At dimension `D` and a recorded time, let `delta_D` be the mean over replicas of a quantity in
+//! the simulation, less its value in the flow. A correct theory is the limit `D -> infinity`, and
+//! the leading correction is known to be of order `1/D`, so
+//!
+//! ```text
+//! delta_D = a + b / D + noise,     a = 0 if theory and simulation agree.
+//! ```
+//!
+//! With two or more dimensions `a` is the intercept of a weighted least-squares line, and its
+//! standard error follows from the replicas' spread and, once, from the theory's own error. Few
+//! replicas make a standard error uncertain: `a / se(a)` is a Student `t` (Welch-Satterthwaite
+//! degrees of freedom), and is reported as the normal deviate of equal probability, "standard
+//! errors" below. The verdict is `agree` when no quantity at any time deviates by more than
+//! [`THRESHOLD`] of them. With one dimension `a` and `b / D` cannot be told apart, and the verdict
+//! is `undetermined`.
+
+use headflow_model::{Quantity, Shape, Trajectory, mean_and_error};
+use serde::{Deserialize, Serialize};
+use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
+
+/// Standard errors that a correct theory may deviate by.
+pub const THRESHOLD: f64 = 4.0;
+
+/// One dimension's replicas and what theory says of them.
+#[derive(Debug, Clone)]
+pub struct Measured<'a> {
+    /// Token dimension `D`.
+    pub dimension: usize,
+    /// The replicas' trajectories.
+    pub simulated: Vec<&'a Trajectory>,
+    /// The flow: one for all replicas, or one for each.
+    pub predicted: Vec<&'a Trajectory>,
+    /// Standard error of the flow.
+    pub predicted_error: Option<&'a Trajectory>,
+    /// Number of scrambles behind that error.
+    pub scrambles: usize,
+}
+
+/// The answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// No deviation above the threshold.
+    Agree,
+    /// A deviation above the threshold that no `1/D` bias explains.
+    Disagree,
+    /// The data cannot tell.
+    Undetermined,
+}
+
+/// The deviation of one quantity at one time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Deviation {
+    /// Time `tau`.
+    pub time: f64,
+    /// Simulation less theory.
+    pub value: f64,
+    /// Its standard error.
+    pub standard_error: f64,
+    /// The deviation as a normal deviate.
+    pub standard_errors: f64,
+}
+
+/// How one quantity fares: its largest deviation over time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// `loss`, `m`, `r`, `b` or `trace`.
+    pub quantity: String,
+    /// Head.
+    pub i: Option<usize>,
+    /// Feature, or head.
+    pub j: Option<usize>,
+    /// At each dimension, the `1/D` bias included.
+    pub at_dimensions: Vec<Deviation>,
+    /// Extrapolated to `D -> infinity`; absent with one dimension.
+    pub extrapolated: Option<Deviation>,
+    /// Estimate of `b` in `b / D` at the time of the largest deviation at the largest dimension.
+    pub bias_coefficient: Option<f64>,
+}
+
+impl Row {
+    /// The quantity as a person writes it.
+    pub fn name(&self) -> String {
+        match (self.quantity.as_str(), self.i, self.j) {
+            ("trace", ..) => "tr r".into(),
+            (q, Some(i), Some(j)) => format!("{q}[{i}][{j}]"),
+            (q, Some(i), None) => format!("{q}[{i}]"),
+            (q, ..) => q.into(),
+        }
+    }
+}
+
+/// Deviations of all quantities and the verdict on them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Agreement {
+    /// The answer.
+    pub outcome: Outcome,
+    /// The answer in a sentence, with its grounds.
+    pub summary: String,
+    /// Standard errors that were allowed.
+    pub threshold: f64,
+    /// The dimensions that were compared.
+    pub dimensions: Vec<usize>,
+    /// The largest deviation: name of the quantity, and the deviation.
+    pub worst: Option<(String, Deviation)>,
+    /// Every quantity.
+    pub rows: Vec<Row>,
+}
+
+/// What is compared: every scalar of a row (`r` once for each pair), and `tr r`.
+fn compared(shape: Shape) -> Vec<(Option<Quantity>, Row)> {
+    let row = |quantity: &str, i, j| Row {
+        quantity: quantity.into(),
+        i,
+        j,
+        at_dimensions: Vec::new(),
+        extrapolated: None,
+        bias_coefficient: None,
+    };
+    shape
+        .quantities()
+        .filter_map(|quantity| {
+            let row = match quantity {
+                Quantity::Loss => row("loss", None, None),
+                Quantity::Alignment { head, feature } => row("m", Some(head), Some(feature)),
+                Quantity::Overlap { head, other } if other <= head => row("r", Some(head), Some(other)),
+                Quantity::Overlap { .. } => return None,
+                Quantity::Bias { head } => row("b", Some(head), None),
+            };
+            Some((Some(quantity), row))
+        })
+        .chain(std::iter::once((None, row("trace", None, None))))
+        .collect()
+}
+
+/// The value of `quantity` (`None`: the trace of `r`) in a row.
+fn value(shape: Shape, row: &[f64], quantity: Option<Quantity>) -> f64 {
+    match quantity {
+        Some(quantity) => row[shape.index(quantity)],
+        None => (0..shape.heads).map(|h| row[shape.index(Quantity::Overlap { head: h, other: h })]).sum(),
+    }
+}
+
+/// A sample mean: value, variance of the mean, degrees of freedom of that variance.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    mean: f64,
+    variance: f64,
+    freedom: f64,
+}
+
+/// Judges theory against simulation.
+///
+/// Times are those that all trajectories reached. `complete` says that none of them stopped early;
+/// otherwise the verdict is `undetermined`, whatever the numbers.
+pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
+    let dimensions: Vec<usize> = measured.iter().map(|m| m.dimension).collect();
+    let replicas = measured.iter().map(|m| m.simulated.len()).min().unwrap_or(0);
+    let times =
+        measured.iter().flat_map(|m| m.simulated.iter().chain(&m.predicted).map(|t| t.times.len())).min().unwrap_or(0);
+    let undetermined = |summary: String, rows: Vec<Row>, worst| Agreement {
+        outcome: Outcome::Undetermined,
+        summary,
+        threshold: THRESHOLD,
+        dimensions: dimensions.clone(),
+        worst,
+        rows,
+    };
+    let Some(first) = measured.iter().find_map(|m| m.simulated.first()) else {
+        return undetermined("nothing was simulated".into(), Vec::new(), None);
+    };
+    if replicas < 2 {
+        return undetermined(
+            "one replica has no standard error: use --replicas 2 or more (8 is a good number)".into(),
+            Vec::new(),
+            None,
+        );
+    }
+    let shape = first.shape;
+    let mut rows = Vec::new();
+    let mut comparisons = 0;
+    for (quantity, mut row) in compared(shape) {
+        let mut worst: Vec<Option<Deviation>> = vec![None; measured.len()];
+        let mut worst_extrapolated: Option<Deviation> = None;
+        let mut at_worst = None;
+        for t in 0..times {
+            let time = first.times[t];
+            let theory = theory_variance(measured, shape, t, quantity);
+            let samples: Vec<Sample> = measured.iter().map(|m| sample(m, shape, t, quantity)).collect();
+            for (worst, sample) in worst.iter_mut().zip(&samples) {
+                keep_larger(worst, deviation(time, sample.mean, &[(1.0, *sample), (1.0, theory)]));
+            }
+            if at_worst.is_none_or(|(_, largest)| samples[samples.len() - 1].mean.abs() > largest) {
+                let last = samples[samples.len() - 1].mean.abs();
+                at_worst = Some((t, last));
+            }
+            if let Some(weights) = intercept_weights(&dimensions, &samples) {
+                let a: f64 = weights.iter().zip(&samples).map(|(w, s)| w * s.mean).sum();
+                let mut parts: Vec<(f64, Sample)> = weights.iter().copied().zip(samples.iter().copied()).collect();
+                parts.push((1.0, theory));
+                let found = deviation(time, a, &parts);
+                comparisons += usize::from(found.standard_error > 0.0);
+                keep_larger(&mut worst_extrapolated, found);
+            }
+        }
+        row.at_dimensions = worst.into_iter().flatten().collect();
+        row.extrapolated = worst_extrapolated;
+        row.bias_coefficient = at_worst.and_then(|(t, _)| {
+            let samples: Vec<Sample> = measured.iter().map(|m| sample(m, shape, t, quantity)).collect();
+            slope(&dimensions, &samples)
+        });
+        rows.push(row);
+    }
+    let largest = |pick: &dyn Fn(&Row) -> Option<Deviation>| {
+        rows.iter()
+            .filter_map(|row| pick(row).map(|d| (row.name(), d)))
+            .max_by(|a, b| a.1.standard_errors.abs().total_cmp(&b.1.standard_errors.abs()))
+    };
+    if !complete {
+        let worst = largest(&|row| row.at_dimensions.last().cloned());
+        return undetermined(
+            "a run stopped before its last time, so this is not the experiment that was asked for".into(),
+            rows,
+            worst,
+        );
+    }
+    if measured.len() < 2 {
+        let worst = largest(&|row| row.at_dimensions.last().cloned());
+        let size = worst.as_ref().map_or(0.0, |(_, d)| d.standard_errors.abs());
+        let summary = format!(
+            "at D = {} the largest deviation is {size:.1} standard errors; one dimension cannot separate the O(1/D) \
+             bias from disagreement: add another, as in --dimensions {},{}",
+            dimensions[0],
+            dimensions[0],
+            2 * dimensions[0]
+        );
+        return undetermined(summary, rows, worst);
+    }
+    let worst = largest(&|row| row.extrapolated.clone());
+    let Some((name, found)) = worst.clone() else {
+        return undetermined("there is nothing to compare".into(), rows, None);
+    };
+    let size = found.standard_errors.abs();
+    let list = dimensions.iter().map(|d| d.to_string()).collect::<Vec<_>>().join(", ");
+    let (outcome, relation) =
+        if size <= THRESHOLD { (Outcome::Agree, "within") } else { (Outcome::Disagree, "beyond") };
+    let summary = format!(
+        "extrapolated from D = {list} to infinity, the largest of {comparisons} deviations is {size:.1} standard \
+         errors ({name} at tau = {:.6}: {:+.2e} +- {:.1e}), {relation} the {THRESHOLD} that a correct theory may have",
+        found.time, found.value, found.standard_error
+    );
+    Agreement { outcome, summary, threshold: THRESHOLD, dimensions, worst, rows }
+}
+
+/// Mean over replicas of simulation less theory.
+fn sample(measured: &Measured<'_>, shape: Shape, t: usize, quantity: Option<Quantity>) -> Sample {
+    let values = measured.simulated.iter().enumerate().map(|(i, run)| {
+        let theory = measured.predicted[if measured.predicted.len() == 1 { 0 } else { i }];
+        value(shape, &run.rows[t], quantity) - value(shape, &theory.rows[t], quantity)
+    });
+    let (mean, error) = mean_and_error(values);
+    Sample { mean, variance: error * error, freedom: measured.simulated.len() as f64 - 1.0 }
+}
+
+/// The theory's own variance: shared by all dimensions, so it counts once.
+fn theory_variance(measured: &[Measured<'_>], shape: Shape, t: usize, quantity: Option<Quantity>) -> Sample {
+    let variance = measured
+        .iter()
+        .filter_map(|m| m.predicted_error.filter(|e| t < e.rows.len()))
+        .map(|errors| match quantity {
+            Some(quantity) => errors.rows[t][shape.index(quantity)].powi(2),
+            // The diagonal's errors may be fully correlated: their sum bounds the trace's error.
+            None => (0..shape.heads)
+                .map(|h| errors.rows[t][shape.index(Quantity::Overlap { head: h, other: h })])
+                .sum::<f64>()
+                .powi(2),
+        })
+        .fold(0.0, f64::max);
+    let scrambles = measured.iter().map(|m| m.scrambles).min().unwrap_or(1);
+    Sample { mean: 0.0, variance, freedom: (scrambles as f64 - 1.0).max(1.0) }
+}
+
+fn keep_larger(kept: &mut Option<Deviation>, found: Deviation) {
+    if kept.as_ref().is_none_or(|k| found.standard_errors.abs() > k.standard_errors.abs()) {
+        *kept = Some(found);
+    }
+}
+
+/// The deviation `value` whose variance is `sum w^2 v` over the parts.
+fn deviation(time: f64, value: f64, parts: &[(f64, Sample)]) -> Deviation {
+    // Below single precision, in which keys are held, there is nothing to compare.
+    let rounding = 1e-6;
+    let variances = parts.iter().map(|(w, s)| (w * w * s.variance, s.freedom));
+    let variance: f64 = variances.clone().map(|(v, _)| v).sum();
+    let error = variance.sqrt();
+    if error <= rounding && value.abs() <= 10.0 * rounding {
+        return Deviation { time, value, standard_error: error, standard_errors: 0.0 };
+    }
+    let error = error.max(rounding);
+    let freedom = if variance > 0.0 {
+        variance * variance / variances.map(|(v, f)| v * v / f).sum::<f64>()
+    } else {
+        f64::INFINITY
+    };
+    Deviation { time, value, standard_error: error, standard_errors: normal_deviate(value / error, freedom) }
+}
+
+/// The normal deviate as improbable as a Student `t` with `freedom` degrees.
+fn normal_deviate(t: f64, freedom: f64) -> f64 {
+    let magnitude = t.abs();
+    let tail = match StudentsT::new(0.0, 1.0, freedom) {
+        Ok(student) if freedom < 1e4 => student.sf(magnitude),
+        _ => return t,
+    };
+    // Beyond double precision's tail probabilities the deviate itself is reported.
+    let deviate = if tail > 1e-300 { Normal::standard().inverse_cdf(tail).abs() } else { magnitude.min(37.0) };
+    deviate.copysign(t)
+}
+
+/// Weights `w` of the intercept `a = sum w_D delta_D` of a weighted line in `1/D`.
+fn intercept_weights(dimensions: &[usize], samples: &[Sample]) -> Option<Vec<f64>> {
+    if dimensions.len() < 2 {
+        return None;
+    }
+    let x: Vec<f64> = dimensions.iter().map(|&d| 1.0 / d as f64).collect();
+    // A spread falls as 1/D: where a sample's own variance is zero (the start), that serves.
+    let p: Vec<f64> = if samples.iter().all(|s| s.variance > 0.0) {
+        samples.iter().map(|s| 1.0 / s.variance).collect()
+    } else {
+        dimensions.iter().map(|&d| d as f64).collect()
+    };
+    let sum = |f: &dyn Fn(usize) -> f64| (0..x.len()).map(f).sum::<f64>();
+    let (s, sx, sxx) = (sum(&|i| p[i]), sum(&|i| p[i] * x[i]), sum(&|i| p[i] * x[i] * x[i]));
+    let determinant = s * sxx - sx * sx;
+    Some((0..x.len()).map(|i| p[i] * (sxx - sx * x[i]) / determinant).collect())
+}
+
+/// The slope `b` of the same line, unweighted.
+fn slope(dimensions: &[usize], samples: &[Sample]) -> Option<f64> {
+    if dimensions.len() < 2 {
+        return None;
+    }
+    let n = dimensions.len() as f64;
+    let x: Vec<f64> = dimensions.iter().map(|&d| 1.0 / d as f64).collect();
+    let mean_x = x.iter().sum::<f64>() / n;
+    let mean_y = samples.iter().map(|s| s.mean).sum::<f64>() / n;
+    let top: f64 = x.iter().zip(samples).map(|(x, s)| (x - mean_x) * (s.mean - mean_y)).sum();
+    let bottom: f64 = x.iter().map(|x| (x - mean_x).powi(2)).sum();
+    Some(top / bottom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headflow_model::random::{Purpose, Stream};
+
+    const SHAPE: Shape = Shape { heads: 2, features: 1 };
+
+    fn theory() -> Trajectory {
+        let times: Vec<f64> = (0..20).map(f64::from).collect();
+        let rows = times.iter().map(|t| vec![1.0 - 0.02 * t; SHAPE.width()]).collect();
+        Trajectory { shape: SHAPE, times, rows }
+    }
+
+    /// Replicas around `theory + offset + bias / D`, with spread `1 / sqrt(D)`.
+    fn replicas(seed: u64, dimension: usize, offset: f64, bias: f64) -> Vec<Trajectory> {
+        (0..8)
+            .map(|replica| {
+                let stream = Stream::new(seed, Purpose::Test, replica);
+                let mut run = theory();
+                for (t, row) in run.rows.iter_mut().enumerate().skip(1) {
+                    let mut z = vec![0.0f32; row.len()];
+                    stream.normals(dimension as u64, t as u32, 0, &mut z);
+                    for (v, z) in row.iter_mut().zip(z) {
+                        *v += offset + bias / dimension as f64 + f64::from(z) / (dimension as f64).sqrt();
+                    }
+                }
+                run
+            })
+            .collect()
+    }
+
+    fn verdict(seed: u64, dimensions: &[usize], offset: f64, bias: f64) -> Agreement {
+        let theory = theory();
+        let runs: Vec<_> = dimensions.iter().map(|&d| (d, replicas(seed, d, offset, bias))).collect();
+        let measured: Vec<_> = runs
+            .iter()
+            .map(|(d, runs)| Measured {
+                dimension: *d,
+                simulated: runs.iter().collect(),
+                predicted: vec![&theory],
+                predicted_error: None,
+                scrambles: 1,
+            })
+            .collect();
+        judge(&measured, true)
+    }
+
+    /// Of 100 correct theories with a `1/D` bias of many standard errors, nearly all pass.
+    #[test]
+    fn a_bias_of_order_one_over_d_is_no_disagreement() {
+        let passed = (0..100).filter(|&s| verdict(s, &[500, 1000], 0.0, 60.0).outcome == Outcome::Agree).count();
+        assert!(passed >= 95, "{passed} of 100");
+        let rows = verdict(1, &[500, 1000], 0.0, 60.0).rows;
+        assert!(rows[0].at_dimensions[0].standard_errors > THRESHOLD, "the bias alone is significant");
+    }
+
+    /// An offset that does not vanish with `D` is found.
+    #[test]
+    fn a_wrong_theory_disagrees() {
+        for seed in 0..20 {
+            assert_eq!(verdict(seed, &[500, 1000], 0.3, 0.0).outcome, Outcome::Disagree);
+            assert_eq!(verdict(seed, &[250, 500, 1000], 0.3, 20.0).outcome, Outcome::Disagree);
+        }
+    }
+
+    #[test]
+    fn one_dimension_or_one_replica_cannot_tell() {
+        let one = verdict(1, &[500], 0.0, 0.0);
+        assert_eq!(one.outcome, Outcome::Undetermined);
+        assert!(one.summary.contains("--dimensions 500,1000"), "{}", one.summary);
+        let theory = theory();
+        let run = replicas(1, 500, 0.0, 0.0);
+        let single = Measured {
+            dimension: 500,
+            simulated: vec![&run[0]],
+            predicted: vec![&theory],
+            predicted_error: None,
+            scrambles: 1,
+        };
+        assert_eq!(judge(&[single], true).outcome, Outcome::Undetermined);
+    }
+
+    #[test]
+    fn the_intercept_is_that_of_an_exact_line() {
+        let dimensions = [250, 500, 2000];
+        let samples: Vec<Sample> = dimensions
+            .iter()
+            .map(|&d| Sample { mean: 0.7 + 30.0 / d as f64, variance: 1.0 / d as f64, freedom: 7.0 })
+            .collect();
+        let weights = intercept_weights(&dimensions, &samples).unwrap();
+        let a: f64 = weights.iter().zip(&samples).map(|(w, s)| w * s.mean).sum();
+        assert!((a - 0.7).abs() < 1e-12);
+        assert!((slope(&dimensions, &samples).unwrap() - 30.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn student_deviates_are_converted() {
+        // P(t_7 > 4.785) = 0.001 = P(z > 3.090).
+        assert!((normal_deviate(4.785_29, 7.0) - 3.090_23).abs() < 1e-3);
+        assert!((normal_deviate(-2.5, 1e9) + 2.5).abs() < 1e-12);
+    }
+}

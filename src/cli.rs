@@ -1,0 +1,220 @@
+//! The command line: commands, flags and help. Every field of a spec is a flag, from the one table
+//! in [`headflow::spec::FIELDS`].
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use headflow::model::Error;
+use headflow::spec::{FIELDS, Spec, overlay, parse_flag};
+use serde_json::{Map, Value};
+
+const ABOUT: &str = "Attention heads that specialise: theory meets simulation";
+
+const LONG_ABOUT: &str = "\
+Attention heads that specialise: theory meets simulation.
+
+One token of L carries a signal in F hidden directions; H attention heads learn to find it by online SGD. \
+As D grows, the learning follows an ordinary differential equation for the alignments m and the overlaps r. \
+headflow integrates that flow, simulates the SGD at finite D, and shows that they agree.";
+
+const EXAMPLES: &str = "\
+Examples:
+  headflow compare                                   theory against SGD: a figure and a verdict
+  headflow compare --attention bayes-softmax         the same for another activation
+  headflow flow --gamma 0 --tau 100 --theta flip:2.5,2
+  headflow simulate --dimension 2000 --replicas 4 --initial random
+  headflow loss --theta flip:2 --length 5 --m \"1.5;-1.2\" --r \"2.55,-1.75;-1.75,1.64\"
+  headflow flow --print-spec > spec.json             then edit it, and
+  headflow flow --spec spec.json --out my-flow
+
+Every run writes a folder (default results/COMMAND, then results/COMMAND-2, ...) with result.json, series.csv, \
+series.npz and figures.
+Exit codes: 0 done, 1 theory and simulation disagree, 2 bad input or a run that failed, 130 interrupted.";
+
+/// What was asked for.
+pub struct Request {
+    /// The command.
+    pub command: String,
+    /// The spec's fields that were given, by file and flags.
+    pub fields: Map<String, Value>,
+    /// The result folder.
+    pub out: Option<PathBuf>,
+    /// Replace a result.
+    pub force: bool,
+    /// Print the result document alone.
+    pub json: bool,
+    /// Print the spec and stop.
+    pub print_spec: bool,
+    /// Print nothing but errors.
+    pub quiet: bool,
+    /// Number of threads.
+    pub threads: Option<usize>,
+    /// `figure`: its name.
+    pub figure: Option<String>,
+    /// `figure`: where the results are.
+    pub from: Option<PathBuf>,
+}
+
+/// Names of figures.
+pub const FIGURES: [&str; 2] = ["comparison", "specialization"];
+
+fn spec_flags() -> Vec<Arg> {
+    let file = Arg::new("spec").long("spec").value_name("FILE").help("Read a spec from a JSON file; flags override it");
+    let print = Arg::new("print_spec")
+        .long("print-spec")
+        .action(ArgAction::SetTrue)
+        .help("Print the spec that this command line means, and stop");
+    let fields = FIELDS.iter().map(|field| {
+        Arg::new(field.name)
+            .long(field.name.replace('_', "-"))
+            .value_name(field.name.to_uppercase())
+            .help(field.help)
+            .help_heading(field.group)
+            .allow_hyphen_values(true)
+    });
+    [file, print].into_iter().chain(fields).collect()
+}
+
+fn run_flags() -> [Arg; 2] {
+    [
+        Arg::new("out").long("out").value_name("FOLDER").help("Write the results there [default: results/COMMAND]"),
+        Arg::new("force").long("force").action(ArgAction::SetTrue).help("Replace a result that the folder holds"),
+    ]
+}
+
+fn command(name: &'static str, about: &'static str, long: &'static str, examples: &'static str) -> Command {
+    Command::new(name).about(about).long_about(format!("{about}.\n\n{long}")).after_help(examples)
+}
+
+/// The whole command line.
+pub fn build() -> Command {
+    Command::new("headflow")
+        .version(headflow::VERSION)
+        .long_version(format!("{} ({})", headflow::VERSION, headflow::GIT_REVISION))
+        .about(ABOUT)
+        .long_about(LONG_ABOUT)
+        .after_help(EXAMPLES)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .args([
+            Arg::new("json")
+                .long("json")
+                .global(true)
+                .action(ArgAction::SetTrue)
+                .help("Print the result document, alone, on standard output"),
+            Arg::new("quiet").long("quiet").short('q').global(true).action(ArgAction::SetTrue).help("Print nothing but errors"),
+            Arg::new("threads").long("threads").value_name("N").global(true).help(
+                "Threads to use; the numbers do not depend on it [default: all cores]",
+            ),
+        ])
+        .subcommand(
+            command(
+                "compare",
+                "Compare theory and SGD: a figure, a table and a verdict",
+                "Integrates the flow and runs SGD at two or more dimensions from the same start, and asks whether what \
+                 differs is a bias of order 1/D, as it must be for a correct theory. With random keys the flow starts \
+                 from each replica's own overlaps.",
+                "Examples:\n  headflow compare\n  headflow compare --dimensions 250,500,1000 --replicas 16\n  \
+                 headflow compare --attention softmax1 --gamma 0.5 --tau 100",
+            )
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
+                "flow",
+                "Integrate the flow of the order parameters (theory, D to infinity)",
+                "Population averages by randomised quasi-Monte Carlo; one solve for each scramble gives the standard \
+                 errors. gamma = 0 is gradient flow.",
+                "Examples:\n  headflow flow --gamma 0 --theta flip:3,2 --tau 60\n  headflow flow --times 0,10,20,40 --json\n  \
+                 headflow flow --stop-loss 0.7\n  headflow flow --stop-alignment 0,1,0.5",
+            )
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
+                "simulate",
+                "Run online SGD in D dimensions, several replicas in parallel",
+                "Fresh tokens every step, the exact gradient at finite D; overlaps and loss are recorded on a time grid.",
+                "Examples:\n  headflow simulate --dimension 1000 --tau 100\n  headflow simulate --initial random --replicas 20\n  \
+                 headflow simulate --batch 8 --gamma 2",
+            )
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
+                "loss",
+                "Population loss and its parts at given m, r, b",
+                "E = 1 - 2 E[a_eps] + E[sum_l a_l^2], with standard errors over scrambles. Writes a folder only with --out.",
+                "Examples:\n  headflow loss --theta flip:2 --length 5 --m \"1.5;-1.2\"\n  headflow loss --spec point.json --json",
+            )
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
+                "figure",
+                "Draw a figure, from results that exist (--from) or by computing them",
+                "comparison: theory and SGD of one result folder (--from is required).\n\
+                 specialization: heads against time for the three activations, theory and SGD together; without --from \
+                 the three comparisons are computed first. A folder that holds them already is not computed again.",
+                "Examples:\n  headflow figure comparison --from results/compare\n  headflow figure specialization\n  \
+                 headflow figure specialization --tau 100 --dimensions 500 --out my-figure",
+            )
+            .arg(Arg::new("figure").value_name("NAME").required(true).help("comparison | specialization"))
+            .arg(Arg::new("from").long("from").value_name("FOLDER").help("Draw from the results in this folder"))
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(command(
+            "doctor",
+            "Say what this machine offers: cores, SIMD, memory, versions",
+            "Also checks the random generator against known answers.",
+            "Example:\n  headflow doctor --json",
+        ))
+}
+
+/// Reads the command line.
+///
+/// # Errors
+/// Names the flag or field that is wrong.
+pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
+    let (command, matches) = matches.subcommand().unwrap_or(("doctor", matches));
+    let text = |name: &str| matches.try_get_one::<String>(name).ok().flatten().cloned();
+    let flag = |name: &str| matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false);
+    let mut fields = match text("spec") {
+        Some(file) => {
+            let content =
+                std::fs::read_to_string(&file).map_err(|e| Error::unreadable(&file, format!("cannot be read: {e}")))?;
+            Spec::from_json(&content, &file)?
+        }
+        None => Map::new(),
+    };
+    let mut flags = Map::new();
+    for field in FIELDS {
+        if let Some(value) = text(field.name) {
+            flags.insert(field.name.into(), parse_flag(field, &value)?);
+        }
+    }
+    overlay(&mut fields, flags);
+    let threads = text("threads")
+        .map(|t| match t.parse() {
+            Ok(n) if n > 0 => Ok(n),
+            _ => Err(Error::invalid("threads", format!("\"{t}\" is not a positive whole number"))),
+        })
+        .transpose()?;
+    Ok(Request {
+        command: command.into(),
+        fields,
+        out: text("out").map(PathBuf::from),
+        force: flag("force"),
+        json: flag("json"),
+        print_spec: flag("print_spec"),
+        quiet: flag("quiet"),
+        threads,
+        figure: text("figure"),
+        from: text("from").map(PathBuf::from),
+    })
+}

@@ -1,0 +1,113 @@
+//! `headflow figure`: figures from results, computing them first where they are missing.
+
+use std::path::{Path, PathBuf};
+
+use headflow::figures::{self, ResultFolder};
+use headflow::folder::RunFolder;
+use headflow::model::{Activation, Error};
+use headflow::spec::{Purpose, Spec};
+use serde_json::{Map, Value, json};
+
+use super::compare::{code, compare};
+use super::{Clock, document, names, print};
+use crate::cli::Request;
+
+pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
+    match request.figure.as_deref() {
+        Some("comparison") => comparison(request, spec),
+        _ => specialization(request, spec),
+    }
+}
+
+fn drawn(error: figures::Error) -> Error {
+    Error::unreadable("figure", error)
+}
+
+fn comparison(request: &Request, spec: &Spec) -> Result<u8, Error> {
+    let clock = Clock::start();
+    let Some(from) = &request.from else {
+        return Err(Error::invalid(
+            "from",
+            "comparison draws a result that exists: --from FOLDER, which compare, flow or simulate wrote",
+        ));
+    };
+    let folder = ResultFolder::open(from).map_err(drawn)?;
+    let out = request.out.clone().unwrap_or_else(|| from.clone());
+    std::fs::create_dir_all(&out)
+        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+    let files = figures::comparison(&folder, &out.join("comparison")).map_err(drawn)?;
+    finish(request, spec, &clock, &out, &files, json!({"from": from}))
+}
+
+fn specialization(request: &Request, spec: &Spec) -> Result<u8, Error> {
+    let clock = Clock::start();
+    if let Some(given) = ["attention", "bias", "aggregation"].iter().find(|name| request.fields.contains_key(**name)) {
+        return Err(Error::invalid(*given, "the figure shows all three activations with their defaults; leave it out"));
+    }
+    let (root, mut worst) = match &request.from {
+        Some(from) => (from.clone(), 0),
+        None => compute(request, spec)?,
+    };
+    let folders: Vec<ResultFolder> = Activation::ALL
+        .iter()
+        .map(|a| ResultFolder::open(&root.join(a.name())))
+        .collect::<Result<_, _>>()
+        .map_err(drawn)?;
+    let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| root.clone()) } else { root };
+    std::fs::create_dir_all(&out)
+        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+    let files = figures::specialization(&folders, &out.join("specialization")).map_err(drawn)?;
+    worst = worst.max(finish(request, spec, &clock, &out, &files, json!({}))?);
+    Ok(worst)
+}
+
+/// One comparison for each activation, in folders of that name; those that exist are kept.
+fn compute(request: &Request, spec: &Spec) -> Result<(PathBuf, u8), Error> {
+    let mut outer = RunFolder::prepare(request.out.as_deref(), "specialization", request.force)?;
+    let root = outer.path().to_path_buf();
+    let mut worst = 0;
+    let mut outcomes = Map::new();
+    for activation in Activation::ALL {
+        let mut fields = request.fields.clone();
+        fields.insert("attention".into(), json!(activation.name()));
+        let spec = Spec::from_map(&fields)?.complete(Purpose::Compare)?;
+        let path = root.join(activation.name());
+        let mut folder = RunFolder::prepare(Some(&path), "compare", request.force)?;
+        let (comparison, _) = compare(&spec, &mut folder, request.quiet, activation.name())?;
+        if !request.quiet && !request.json {
+            println!("{}: {:?}: {}", activation.name(), comparison.agreement.outcome, comparison.agreement.summary);
+        }
+        outcomes.insert(activation.name().into(), json!(comparison.agreement.outcome));
+        let code = code(&comparison);
+        worst = worst.max(code);
+        if code > 1 {
+            return Ok((root, worst));
+        }
+    }
+    let clock = Clock::start();
+    outer.write_document(&document(
+        "figure",
+        spec,
+        &clock,
+        json!({"figure": "specialization", "verdicts": outcomes}),
+    )?)?;
+    Ok((root, worst))
+}
+
+fn finish(
+    request: &Request,
+    spec: &Spec,
+    clock: &Clock,
+    folder: &Path,
+    files: &[PathBuf],
+    rest: Value,
+) -> Result<u8, Error> {
+    let mut rest = rest;
+    if let Some(map) = rest.as_object_mut() {
+        map.insert("figure".into(), json!(request.figure));
+        map.insert("files".into(), json!(files));
+    }
+    let result = document("figure", spec, clock, rest)?;
+    print(request, &result, &format!("{}: {}\n", folder.display(), names(folder, files)));
+    Ok(0)
+}

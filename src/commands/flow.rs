@@ -1,0 +1,67 @@
+//! `headflow flow`: the theory's trajectory.
+
+use headflow::folder::RunFolder;
+use headflow::model::series::Series;
+use headflow::model::{Error, OrderParameters};
+use headflow::spec::Spec;
+use headflow::theory::flow::{self, Flow, Options};
+use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
+use serde_json::json;
+
+use super::{Clock, document, draw, exit_code, flow_route, last_state, print};
+use crate::cli::Request;
+use crate::progress::Progress;
+
+/// The points of a spec, one set for each scramble.
+pub fn points(spec: &Spec) -> Result<Vec<QuasiMonteCarlo>, Error> {
+    let count = spec.points.ok_or_else(|| Error::invalid("points", "is missing"))?;
+    let scrambles = spec.scrambles.ok_or_else(|| Error::invalid("scrambles", "is missing"))?;
+    QuasiMonteCarlo::scrambles(&spec.task()?, spec.head_count(), spec.attention(), count, spec.seed, scrambles)
+}
+
+/// How a spec's flow is integrated.
+pub fn options(spec: &Spec) -> Options {
+    Options {
+        method: spec.method,
+        relative_tolerance: spec.relative_tolerance,
+        absolute_tolerance: spec.absolute_tolerance,
+        max_steps: spec.max_steps,
+        events: spec.events(),
+        ..Options::new(spec.gamma / spec.batch as f64, spec.recorded_times())
+    }
+}
+
+/// Integrates with a progress bar.
+pub fn integrate(
+    points: &[QuasiMonteCarlo],
+    start: &OrderParameters,
+    options: &Options,
+    label: &str,
+    quiet: bool,
+) -> Result<Flow, Error> {
+    let progress = Progress::new(label, points.len() as u64 * flow::PROGRESS, false, quiet);
+    flow::average(points, start, options, &progress)
+}
+
+pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
+    let clock = Clock::start();
+    let mut folder = RunFolder::prepare(request.out.as_deref(), "flow", request.force)?;
+    let flow = integrate(&points(spec)?, &spec.start()?, &options(spec), "flow", request.quiet)?;
+    let series = [Series::of_estimate("theory", &flow.estimate, &flow.trace)];
+    folder.write_series(&series, &[])?;
+    let result = document("flow", spec, &clock, json!({"stop": flow.stop, "routes": [flow_route("theory", &flow)]}))?;
+    folder.write_document(&result)?;
+    let figure = draw(folder.path())?;
+    let text = format!(
+        "{}{}\n{} steps ({} rejected), {} evaluations in {:.2} s\n{}: result.json, series.csv, series.npz, {figure}\n",
+        last_state(&flow.estimate.mean, flow.estimate.standard_error.as_ref()),
+        flow.stop.describe(),
+        flow.statistics.steps,
+        flow.statistics.rejected,
+        flow.statistics.evaluations,
+        clock.seconds(),
+        folder.path().display(),
+    );
+    print(request, &result, &text);
+    Ok(exit_code(&flow.stop))
+}

@@ -1,0 +1,248 @@
+//! One file a command, and what they share: the result document and how a run ends.
+
+mod compare;
+mod doctor;
+mod figure;
+mod flow;
+mod loss;
+mod simulate;
+
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use headflow::folder::to_text;
+use headflow::model::{Error, Quantity, StopReason, Trajectory};
+use headflow::sims::ensemble::Ensemble;
+use headflow::spec::{Purpose, Spec, nearest};
+use headflow::theory::flow::Flow;
+use serde_json::{Map, Value, json};
+
+use crate::cli::{FIGURES, Request};
+
+/// Runs the requested command; the answer is the exit code.
+pub fn run(request: &Request) -> Result<u8, Error> {
+    let purpose = match request.command.as_str() {
+        "doctor" => return doctor::run(request),
+        "flow" => Purpose::Flow,
+        "loss" => Purpose::Loss,
+        "simulate" => Purpose::Simulate,
+        _ => Purpose::Compare,
+    };
+    if request.command == "figure" {
+        let name = request.figure.as_deref().unwrap_or_default();
+        if !FIGURES.contains(&name) {
+            let hint = nearest(name, &FIGURES).map(|n| format!("; did you mean \"{n}\"?")).unwrap_or_default();
+            return Err(Error::invalid(
+                "figure",
+                format!("there is no figure \"{name}\"{hint} (figures: {})", FIGURES.join(", ")),
+            ));
+        }
+    }
+    let spec = Spec::from_map(&request.fields)?.complete(purpose)?;
+    if request.print_spec {
+        let document = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;
+        print!("{}", to_text(&document));
+        return Ok(0);
+    }
+    match request.command.as_str() {
+        "flow" => flow::run(request, &spec),
+        "loss" => loss::run(request, &spec),
+        "simulate" => simulate::run(request, &spec),
+        "compare" => compare::run(request, &spec),
+        _ => figure::run(request, &spec),
+    }
+}
+
+/// When a run began.
+struct Clock {
+    instant: Instant,
+    unix: u64,
+}
+
+impl Clock {
+    fn start() -> Self {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        Self { instant: Instant::now(), unix }
+    }
+
+    fn seconds(&self) -> f64 {
+        self.instant.elapsed().as_secs_f64()
+    }
+}
+
+/// The parts of a result document that every command has.
+fn document(command: &str, spec: &Spec, clock: &Clock, rest: Value) -> Result<Value, Error> {
+    let spec_value = serde_json::to_value(spec).map_err(|e| Error::unreadable("spec", e))?;
+    let mut document = Map::from_iter([
+        ("format".to_string(), json!("headflow-result")),
+        ("format_version".to_string(), json!(1)),
+        ("command".to_string(), json!(command)),
+        ("version".to_string(), json!(headflow::VERSION)),
+        ("git_revision".to_string(), json!(headflow::GIT_REVISION)),
+        ("seed".to_string(), json!(spec.seed)),
+        ("started_unix_seconds".to_string(), json!(clock.unix)),
+        ("wall_time_seconds".to_string(), json!(clock.seconds())),
+        ("threads".to_string(), json!(rayon::current_num_threads())),
+        ("spec".to_string(), spec_value),
+    ]);
+    if let Value::Object(rest) = rest {
+        document.extend(rest);
+    }
+    Ok(Value::Object(document))
+}
+
+/// What the document says of a trajectory: the reference files' names and shapes.
+fn trajectory(values: &Trajectory) -> Value {
+    let shape = values.shape;
+    let at = |row: &Vec<f64>, q| row[shape.index(q)];
+    let heads = || 0..shape.heads;
+    let rows = |f: &dyn Fn(&Vec<f64>) -> Value| values.rows.iter().map(f).collect::<Vec<_>>();
+    json!({
+        "times": values.times,
+        "loss": values.path(Quantity::Loss).collect::<Vec<_>>(),
+        "m": rows(&|row| json!(heads().map(|head| {
+            (0..shape.features).map(|feature| at(row, Quantity::Alignment { head, feature })).collect::<Vec<_>>()
+        }).collect::<Vec<_>>())),
+        "r": rows(&|row| json!(heads().map(|head| {
+            heads().map(|other| at(row, Quantity::Overlap { head, other })).collect::<Vec<_>>()
+        }).collect::<Vec<_>>())),
+        "b": rows(&|row| json!(heads().map(|head| at(row, Quantity::Bias { head })).collect::<Vec<_>>())),
+    })
+}
+
+/// A route of the document: an average and where it comes from.
+fn route(name: &str, mean: &Trajectory, standard_error: Option<&Trajectory>, stop: &StopReason, rest: Value) -> Value {
+    let mut value = Map::from_iter([("route".to_string(), json!(name)), ("stop".to_string(), json!(stop))]);
+    if let Value::Object(rest) = rest {
+        value.extend(rest);
+    }
+    if let Value::Object(path) = trajectory(mean) {
+        value.extend(path);
+    }
+    if let Some(errors) = standard_error {
+        let mut errors_value = trajectory(errors);
+        if let Some(map) = errors_value.as_object_mut() {
+            map.remove("times");
+        }
+        value.insert("standard_error".into(), errors_value);
+        let largest =
+            |from: usize, to: usize| errors.rows.iter().flat_map(|r| &r[from..to]).fold(0.0f64, |a, b| a.max(*b));
+        value.insert("max_standard_error".into(), json!(largest(1, errors.shape.width())));
+        value.insert("max_standard_error_loss".into(), json!(largest(0, 1)));
+    }
+    Value::Object(value)
+}
+
+/// The document's entry for a flow.
+fn flow_route(name: &str, flow: &Flow) -> Value {
+    let statistics = flow.statistics;
+    route(
+        name,
+        &flow.estimate.mean,
+        flow.estimate.standard_error.as_ref(),
+        &flow.stop,
+        json!({
+            "scrambles": flow.solutions.len(),
+            "statistics": {
+                "steps": statistics.steps,
+                "rejected": statistics.rejected,
+                "evaluations": statistics.evaluations,
+            },
+        }),
+    )
+}
+
+/// The document's entry for a simulation.
+fn ensemble_route(name: &str, dimension: usize, ensemble: &Ensemble) -> Value {
+    let last_finite: Vec<Value> = ensemble
+        .runs
+        .iter()
+        .enumerate()
+        .filter_map(|(replica, run)| {
+            let (time, row) = run.last_finite.clone()?;
+            let state = Trajectory { shape: run.trajectory.shape, times: vec![time], rows: vec![row] };
+            let mut state = trajectory(&state);
+            if let Some(map) = state.as_object_mut() {
+                map.remove("loss");
+                map.insert("replica".into(), json!(replica));
+            }
+            Some(state)
+        })
+        .collect();
+    let mut rest = json!({
+        "dimension": dimension,
+        "replicas": ensemble.runs.len(),
+        "statistics": {"steps": ensemble.steps},
+    });
+    if let (false, Some(map)) = (last_finite.is_empty(), rest.as_object_mut()) {
+        map.insert("last_finite".into(), json!(last_finite));
+    }
+    route(name, &ensemble.estimate.mean, ensemble.estimate.standard_error.as_ref(), &ensemble.stop, rest)
+}
+
+/// The exit code of a run that ended like this; says so when it is not what was asked for.
+fn exit_code(stop: &StopReason) -> u8 {
+    match stop {
+        stop if stop.as_requested() => 0,
+        StopReason::Interrupted { .. } => {
+            eprintln!("headflow: {}", stop.describe());
+            130
+        }
+        _ => {
+            eprintln!("headflow: {}", stop.describe());
+            2
+        }
+    }
+}
+
+/// Prints the result: the document for programs, `text` for people.
+fn print(request: &Request, document: &Value, text: &str) {
+    if request.json {
+        print!("{}", to_text(document));
+    } else if !request.quiet {
+        print!("{text}");
+    }
+}
+
+/// Draws the figure of a result folder. A figure that fails does not undo a result.
+fn draw(path: &Path) -> Result<String, Error> {
+    let drawn = headflow::figures::ResultFolder::open(path)
+        .and_then(|folder| headflow::figures::comparison(&folder, &path.join("comparison")));
+    match drawn {
+        Ok(files) => Ok(names(path, &files)),
+        Err(error) => Err(Error::unreadable("figure", error)),
+    }
+}
+
+fn names(folder: &Path, files: &[std::path::PathBuf]) -> String {
+    files
+        .iter()
+        .map(|file| file.strip_prefix(folder).unwrap_or(file).display().to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// The last state of a trajectory, as a small table.
+fn last_state(values: &Trajectory, errors: Option<&Trajectory>) -> String {
+    let shape = values.shape;
+    let Some((row, time)) = values.rows.last().zip(values.times.last()) else {
+        return "nothing was recorded\n".into();
+    };
+    let error = |q: Quantity| match errors.and_then(|e| e.rows.get(values.rows.len() - 1)) {
+        Some(row) => format!(" +- {:.1e}", row[shape.index(q)]),
+        None => String::new(),
+    };
+    let mut text = format!("at tau = {time}: loss {:.6}{}\n", row[0], error(Quantity::Loss));
+    for head in 0..shape.heads {
+        let m: Vec<String> = (0..shape.features)
+            .map(|feature| format!("{:+.4}", row[shape.index(Quantity::Alignment { head, feature })]))
+            .collect();
+        text += &format!(
+            "  head {head}: m = [{}]  r = {:.4}  b = {:+.4}\n",
+            m.join(", "),
+            row[shape.index(Quantity::Overlap { head, other: head })],
+            row[shape.index(Quantity::Bias { head })]
+        );
+    }
+    text
+}

@@ -1,0 +1,880 @@
+//! One experiment, as a JSON document whose every field is also a command-line flag.
+//!
+//! [`FIELDS`] is the one list of fields: flags, help texts, defaults and the check for unknown names
+//! come from it. A [`Spec`] holds what was given; [`Spec::complete`] fills in what was not, so that a
+//! completed spec says everything about a run and gives the same numbers when it is run again.
+
+use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, biases};
+use headflow_sims::direct::Start;
+use headflow_theory::flow::{Event, Method};
+use nalgebra::DMatrix;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// What a field's flag accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A whole number.
+    Count,
+    /// A number.
+    Number,
+    /// A word.
+    Word,
+    /// Numbers: `0,10,20` or a JSON array.
+    List,
+    /// Rows of numbers: `0.1,0.2;0.3,0.4` or a JSON array of arrays.
+    Matrix,
+    /// A distribution: `flip:1.8,1.5`, `gaussian:mean=1,0:sd=0.5,1.5`, `sphere:nu=2:features=3`, or JSON.
+    Theta,
+    /// `head,feature,value`.
+    Alignment,
+}
+
+/// A field of a spec.
+#[derive(Debug, Clone, Copy)]
+pub struct Field {
+    /// Its name in JSON; the flag is the same with dashes.
+    pub name: &'static str,
+    /// What it holds.
+    pub kind: Kind,
+    /// Where it belongs in the help.
+    pub group: &'static str,
+    /// One line of help, default included.
+    pub help: &'static str,
+}
+
+const fn field(name: &'static str, kind: Kind, group: &'static str, help: &'static str) -> Field {
+    Field { name, kind, group, help }
+}
+
+const TASK: &str = "Task and attention";
+const LEARNING: &str = "Learning and start";
+const TIME: &str = "Time";
+const POINT: &str = "Point (loss)";
+const THEORY: &str = "Theory";
+const SIMULATION: &str = "Simulation";
+
+/// Every field, in the order of the help.
+pub const FIELDS: &[Field] = &[
+    field("length", Kind::Count, TASK, "Tokens L, at least 2 [default: 6]"),
+    field("heads", Kind::Count, TASK, "Heads H [default: rows of m0 or m, else 4]"),
+    field(
+        "theta",
+        Kind::Theta,
+        TASK,
+        "Hidden weights: flip:1.8,1.5 | gaussian:mean=1,0:sd=0.5,1.5 | sphere:nu=2:features=3 | JSON \
+         (also discrete, full cov) [default: flip:1.8,1.5]",
+    ),
+    field("attention", Kind::Word, TASK, "softmax | softmax1 | bayes-softmax [default: softmax]"),
+    field("bias", Kind::Word, TASK, "none | half-norm | trained [default: softmax none, others trained]"),
+    field("aggregation", Kind::Word, TASK, "mean | sum over heads [default: softmax mean, others sum]"),
+    field(
+        "gamma",
+        Kind::Number,
+        LEARNING,
+        "Learning rate, eta = gamma / D; 0 is gradient flow (theory only) [default: 1]",
+    ),
+    field("batch", Kind::Count, LEARNING, "Samples per step B [default: 1]"),
+    field(
+        "initial",
+        Kind::Word,
+        LEARNING,
+        "given: keys with the overlaps m0, r0 | random: keys N(0, key_scale^2 / D) [default: given]",
+    ),
+    field("m0", Kind::Matrix, LEARNING, "Initial alignments, H rows of F [default: a fixed pattern of size 0.1]"),
+    field("r0", Kind::Matrix, LEARNING, "Initial overlaps, H x H [default: m0 m0^T + key_scale^2 I]"),
+    field("b0", Kind::List, LEARNING, "Initial trained biases, length H [default: 0]"),
+    field("key_scale", Kind::Number, LEARNING, "Size of the initial keys outside the spikes [default: 0.5]"),
+    field("tau", Kind::Number, TIME, "Last time, tau = gamma steps / D [default: 400]"),
+    field("records", Kind::Count, TIME, "Evenly spaced times that are recorded, 0 and tau included [default: 101]"),
+    field("times", Kind::List, TIME, "The recorded times themselves, instead of tau and records"),
+    field("stop_loss", Kind::Number, TIME, "Stop a flow when its loss falls below this"),
+    field(
+        "stop_alignment",
+        Kind::Alignment,
+        TIME,
+        "Stop a flow when m[head][feature] crosses value: head,feature,value",
+    ),
+    field("m", Kind::Matrix, POINT, "Alignments, H rows of F"),
+    field("r", Kind::Matrix, POINT, "Overlaps, H x H [default: m m^T]"),
+    field("b", Kind::List, POINT, "Biases, length H [default: by the bias rule; trained: 0]"),
+    field(
+        "points",
+        Kind::Count,
+        THEORY,
+        "Quasi-Monte Carlo points a scramble, a power of two [default: 65536; compare 32768, with random keys \
+         8192; fewer for long sequences]",
+    ),
+    field("scrambles", Kind::Count, THEORY, "Independent scrambles, for standard errors [default: 8; loss 16]"),
+    field(
+        "method",
+        Kind::Word,
+        THEORY,
+        "tsit45 | bdf | tr-bdf2 | esdirk34 (the last three for stiff flows) [default: tsit45]",
+    ),
+    field("relative_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-6]"),
+    field("absolute_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-8]"),
+    field("max_steps", Kind::Count, THEORY, "Most steps of the solver [default: 100000]"),
+    field("dimension", Kind::Count, SIMULATION, "Token dimension D of simulate, at least H + F [default: 1000]"),
+    field("dimensions", Kind::List, SIMULATION, "Token dimensions of compare [default: 500,1000]"),
+    field("replicas", Kind::Count, SIMULATION, "Independent runs at each dimension [default: 8]"),
+    field("test_samples", Kind::Count, SIMULATION, "Fresh samples on which each loss is measured [default: 4096]"),
+    field("seed", Kind::Count, SIMULATION, "Of all random numbers, scrambles included [default: 1]"),
+];
+
+/// Fields of a `theta` document.
+const THETA_FIELDS: &[&str] = &["kind", "nu", "mean", "sd", "cov", "points", "weights", "features"];
+
+/// Which command completes a spec: a few defaults differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// The flow.
+    Flow,
+    /// The population loss at a point.
+    Loss,
+    /// SGD at one dimension.
+    Simulate,
+    /// Theory against SGD.
+    Compare,
+}
+
+/// Where the keys start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Initial {
+    /// Keys with given overlaps.
+    #[default]
+    Given,
+    /// Independent Gaussian keys, different in every replica.
+    Random,
+}
+
+/// An experiment; see [`FIELDS`] for what each field means.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Spec {
+    pub length: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<usize>,
+    pub theta: Theta,
+    pub attention: Activation,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bias: Option<Bias>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aggregation: Option<Aggregation>,
+    pub gamma: f64,
+    pub batch: usize,
+    pub initial: Initial,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub m0: Option<Vec<Vec<f64>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r0: Option<Vec<Vec<f64>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub b0: Option<Vec<f64>>,
+    pub key_scale: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tau: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub records: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub times: Option<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_loss: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_alignment: Option<(usize, usize, f64)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub m: Option<Vec<Vec<f64>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r: Option<Vec<Vec<f64>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub b: Option<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub points: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrambles: Option<usize>,
+    #[serde(with = "method_name")]
+    pub method: Method,
+    pub relative_tolerance: f64,
+    pub absolute_tolerance: f64,
+    pub max_steps: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dimension: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dimensions: Option<Vec<usize>>,
+    pub replicas: u32,
+    pub test_samples: usize,
+    pub seed: u64,
+}
+
+impl Default for Spec {
+    fn default() -> Self {
+        Self {
+            length: 6,
+            heads: None,
+            theta: Theta::Flip { nu: vec![1.8, 1.5] },
+            attention: Activation::Softmax,
+            bias: None,
+            aggregation: None,
+            gamma: 1.0,
+            batch: 1,
+            initial: Initial::Given,
+            m0: None,
+            r0: None,
+            b0: None,
+            key_scale: 0.5,
+            tau: None,
+            records: None,
+            times: None,
+            stop_loss: None,
+            stop_alignment: None,
+            m: None,
+            r: None,
+            b: None,
+            points: None,
+            scrambles: None,
+            method: Method::Tsit45,
+            relative_tolerance: 1e-6,
+            absolute_tolerance: 1e-8,
+            max_steps: 100_000,
+            dimension: None,
+            dimensions: None,
+            replicas: 8,
+            test_samples: 4096,
+            seed: 1,
+        }
+    }
+}
+
+mod method_name {
+    use super::Method;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(method: &Method, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(method.name())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Method, D::Error> {
+        let name = String::deserialize(from)?;
+        Method::ALL.into_iter().find(|m| m.name() == name).ok_or_else(|| {
+            let names = Method::ALL.map(Method::name).join(", ");
+            D::Error::custom(format!("unknown method \"{name}\", expected one of {names}"))
+        })
+    }
+}
+
+/// Most numbers that a default set of points holds: longer sequences get fewer points.
+const DEFAULT_NUMBERS: usize = 1 << 24;
+
+/// The most times that `records` may ask for.
+const MAX_RECORDS: usize = 1_000_000;
+
+impl Spec {
+    /// A spec from JSON text; `place` names it in errors.
+    ///
+    /// # Errors
+    /// Says which field is unknown (with the nearest name) or holds the wrong kind of value.
+    pub fn from_json(text: &str, place: &str) -> Result<Map<String, Value>, Error> {
+        let value: Value =
+            serde_json::from_str(text).map_err(|e| Error::unreadable(place, format!("not valid JSON: {e}")))?;
+        let Value::Object(map) = value else {
+            return Err(Error::unreadable(place, "a spec is a JSON object of fields, like {\"length\": 6}"));
+        };
+        Self::from_map(&map)?;
+        Ok(map)
+    }
+
+    /// A spec from a map of fields.
+    ///
+    /// # Errors
+    /// As [`Spec::from_json`].
+    pub fn from_map(map: &Map<String, Value>) -> Result<Self, Error> {
+        check_names("spec", map, &FIELDS.iter().map(|f| f.name).collect::<Vec<_>>())?;
+        if let Some(Value::Object(theta)) = map.get("theta") {
+            check_names("theta", theta, THETA_FIELDS)?;
+        }
+        // A null is a field that was not given.
+        let map: Map<String, Value> =
+            map.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+        if map.contains_key("times") && (map.contains_key("tau") || map.contains_key("records")) {
+            return Err(Error::invalid("times", "give either times or tau and records, not both"));
+        }
+        let spec: Result<Self, _> = serde_json::from_value(Value::Object(map.clone()));
+        spec.map_err(|error| {
+            // serde does not say which field: find the one that fails alone.
+            for (name, value) in &map {
+                let single = Map::from_iter([(name.clone(), value.clone())]);
+                if let Err(error) = serde_json::from_value::<Self>(Value::Object(single)) {
+                    return Error::invalid(name, error.to_string());
+                }
+            }
+            Error::unreadable("spec", error)
+        })
+    }
+
+    /// Number of heads, from `heads`, `m0` or `m`.
+    pub fn head_count(&self) -> usize {
+        let rows = |m: &Option<Vec<Vec<f64>>>| m.as_ref().map(Vec::len);
+        self.heads.or_else(|| rows(&self.m0)).or_else(|| rows(&self.m)).unwrap_or(4)
+    }
+
+    /// The attention with its defaults.
+    pub fn attention(&self) -> Attention {
+        let default = Attention::from(self.attention);
+        Attention {
+            activation: self.attention,
+            bias: self.bias.unwrap_or(default.bias),
+            aggregation: self.aggregation.unwrap_or(default.aggregation),
+        }
+    }
+
+    /// The task.
+    ///
+    /// # Errors
+    /// As [`Task::new`].
+    pub fn task(&self) -> Result<Task, Error> {
+        Task::new(self.length, self.theta.clone())
+    }
+
+    /// Fills in everything that was not given, so that the spec stands for itself, and checks it.
+    ///
+    /// # Errors
+    /// Names the field that is wrong, and what would be right.
+    pub fn complete(mut self, purpose: Purpose) -> Result<Self, Error> {
+        let task = self.task()?;
+        let features = task.features();
+        let heads = self.head_count();
+        self.heads = Some(heads);
+        if heads == 0 {
+            return Err(Error::invalid("heads", "there must be at least one"));
+        }
+        let attention = self.attention();
+        (self.bias, self.aggregation) = (Some(attention.bias), Some(attention.aggregation));
+        if !(self.gamma.is_finite() && self.gamma >= 0.0) {
+            return Err(Error::invalid(
+                "gamma",
+                format!("the learning rate must be finite and not negative, got {}", self.gamma),
+            ));
+        }
+        if self.batch == 0 {
+            return Err(Error::invalid("batch", "there must be at least one sample a step"));
+        }
+        if !(self.key_scale.is_finite() && self.key_scale >= 0.0) {
+            return Err(Error::invalid(
+                "key_scale",
+                format!("must be finite and not negative, got {}", self.key_scale),
+            ));
+        }
+        if purpose == Purpose::Loss {
+            self.complete_point(heads, features)?;
+        } else {
+            self.complete_start(heads, features, purpose)?;
+            self.complete_times(purpose)?;
+        }
+        self.complete_dimensions(purpose, heads, features)?;
+        if self.points.is_none() {
+            let limit = DEFAULT_NUMBERS / (self.length * (heads + features));
+            let most = match (purpose, self.initial) {
+                // One flow for each replica.
+                (Purpose::Compare, Initial::Random) => 1 << 13,
+                (Purpose::Compare, Initial::Given) => 1 << 15,
+                _ => 1 << 16,
+            };
+            self.points = Some((1 << limit.max(256).ilog2()).min(most));
+        }
+        let scrambles = self.scrambles.unwrap_or(if purpose == Purpose::Loss { 16 } else { 8 });
+        if scrambles == 0 || scrambles > 1 << 16 {
+            return Err(Error::invalid("scrambles", format!("must be from 1 to 65536, got {scrambles}")));
+        }
+        self.scrambles = Some(scrambles);
+        if self.max_steps == 0 {
+            return Err(Error::invalid("max_steps", "must be at least 1"));
+        }
+        Ok(self)
+    }
+
+    fn complete_point(&mut self, heads: usize, features: usize) -> Result<(), Error> {
+        let Some(m) = &self.m else {
+            return Err(Error::invalid(
+                "m",
+                "the loss needs the alignments: --m \"1.5;-1.2\", one row of F numbers a head",
+            ));
+        };
+        let m = matrix("m", m, heads, features)?;
+        let r = match &self.r {
+            Some(r) => matrix("r", r, heads, heads)?,
+            None => &m * m.transpose(),
+        };
+        let rule = self.attention().bias;
+        let b = biases(rule, &r, self.b.as_deref().unwrap_or(&vec![0.0; heads]));
+        if let Some(given) = &self.b {
+            if given.len() != heads {
+                return Err(Error::invalid("b", format!("has length {} but there are {heads} heads", given.len())));
+            }
+            if given.iter().zip(&b).any(|(g, b)| !((g - b).abs() <= 1e-9 * (1.0 + b.abs()))) {
+                return Err(Error::invalid(
+                    "b",
+                    match rule {
+                        Bias::None => "the bias rule is none, so b must be 0; for other biases use --bias trained",
+                        _ => "the bias rule is half-norm, so b must be -r_hh / 2; for other biases use --bias trained",
+                    },
+                ));
+            }
+        }
+        OrderParameters::named(["m", "r", "b"], m.clone(), r.clone(), b.clone())?;
+        (self.m, self.r, self.b) = (Some(rows(&m)), Some(rows(&r)), Some(b));
+        Ok(())
+    }
+
+    fn complete_start(&mut self, heads: usize, features: usize, purpose: Purpose) -> Result<(), Error> {
+        let trained = self.attention().bias == Bias::Trained;
+        match &self.b0 {
+            Some(b0) if b0.len() != heads => {
+                return Err(Error::invalid("b0", format!("has length {} but there are {heads} heads", b0.len())));
+            }
+            Some(b0) if !trained && b0.iter().any(|&b| b != 0.0) => {
+                return Err(Error::invalid("b0", "only trained biases have a start; use --bias trained"));
+            }
+            _ => {}
+        }
+        let b0 = self.b0.clone().unwrap_or_else(|| vec![0.0; heads]);
+        if self.initial == Initial::Random {
+            if self.m0.is_some() || self.r0.is_some() {
+                return Err(Error::invalid(
+                    "initial",
+                    "random keys have no given m0 and r0; leave those out, or use --initial given",
+                ));
+            }
+            if purpose == Purpose::Flow {
+                return Err(Error::invalid(
+                    "initial",
+                    "a flow starts from given overlaps (m0, r0); random keys need a dimension: use compare or simulate",
+                ));
+            }
+            self.b0 = Some(b0);
+            return Ok(());
+        }
+        let m0 = match &self.m0 {
+            Some(m0) => matrix("m0", m0, heads, features)?,
+            None => default_alignments(heads, features),
+        };
+        let r0 = match &self.r0 {
+            Some(r0) => matrix("r0", r0, heads, heads)?,
+            None => &m0 * m0.transpose() + DMatrix::identity(heads, heads) * (self.key_scale * self.key_scale),
+        };
+        OrderParameters::named(["m0", "r0", "b0"], m0.clone(), r0.clone(), b0.clone())?;
+        (self.m0, self.r0, self.b0) = (Some(rows(&m0)), Some(rows(&r0)), Some(b0));
+        Ok(())
+    }
+
+    fn complete_times(&mut self, purpose: Purpose) -> Result<(), Error> {
+        if purpose != Purpose::Flow {
+            for (name, given) in
+                [("stop_loss", self.stop_loss.is_some()), ("stop_alignment", self.stop_alignment.is_some())]
+            {
+                if given {
+                    return Err(Error::invalid(name, "only flow stops at an event; leave it out"));
+                }
+            }
+        }
+        if let Some(times) = &self.times {
+            if times.is_empty()
+                || !times.iter().all(|t| t.is_finite() && *t >= 0.0)
+                || !times.is_sorted_by(|a, b| a < b)
+            {
+                return Err(Error::invalid(
+                    "times",
+                    "must be at least one, finite, not negative and strictly increasing",
+                ));
+            }
+            return Ok(());
+        }
+        let (tau, records) = (self.tau.unwrap_or(400.0), self.records.unwrap_or(101));
+        if !(tau.is_finite() && tau > 0.0) {
+            return Err(Error::invalid("tau", format!("the last time must be positive and finite, got {tau}")));
+        }
+        if !(2..=MAX_RECORDS).contains(&records) {
+            return Err(Error::invalid("records", format!("must be from 2 to {MAX_RECORDS}, got {records}")));
+        }
+        (self.tau, self.records) = (Some(tau), Some(records));
+        Ok(())
+    }
+
+    fn complete_dimensions(&mut self, purpose: Purpose, heads: usize, features: usize) -> Result<(), Error> {
+        match purpose {
+            Purpose::Flow | Purpose::Loss => return Ok(()),
+            Purpose::Simulate => {
+                let dimension = match (&self.dimension, self.dimensions.as_deref()) {
+                    (Some(d), _) => *d,
+                    (None, Some([d])) => *d,
+                    (None, Some(_)) => {
+                        return Err(Error::invalid(
+                            "dimensions",
+                            "simulate runs one dimension: use --dimension, or compare",
+                        ));
+                    }
+                    (None, None) => 1000,
+                };
+                (self.dimension, self.dimensions) = (Some(dimension), None);
+            }
+            Purpose::Compare => {
+                let mut dimensions =
+                    self.dimensions.clone().or(self.dimension.map(|d| vec![d])).unwrap_or_else(|| vec![500, 1000]);
+                dimensions.sort_unstable();
+                dimensions.dedup();
+                if dimensions.is_empty() {
+                    return Err(Error::invalid("dimensions", "there must be at least one"));
+                }
+                (self.dimension, self.dimensions) = (None, Some(dimensions));
+            }
+        }
+        if self.gamma == 0.0 {
+            return Err(Error::invalid("gamma", "SGD needs a positive learning rate; gamma = 0 is the limit of flow"));
+        }
+        if self.replicas == 0 {
+            return Err(Error::invalid("replicas", "there must be at least one"));
+        }
+        if self.test_samples < 2 {
+            return Err(Error::invalid("test_samples", "must be at least 2"));
+        }
+        for d in self.all_dimensions() {
+            if d < heads + features {
+                return Err(Error::invalid(
+                    if purpose == Purpose::Compare { "dimensions" } else { "dimension" },
+                    format!(
+                        "D = {d} is too small: {heads} keys and {features} spikes need D >= H + F = {}",
+                        heads + features
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The dimensions to simulate.
+    pub fn all_dimensions(&self) -> Vec<usize> {
+        self.dimensions.clone().unwrap_or_else(|| self.dimension.into_iter().collect())
+    }
+
+    /// The recorded times of a completed spec.
+    pub fn recorded_times(&self) -> Vec<f64> {
+        match (&self.times, self.tau, self.records) {
+            (Some(times), ..) => times.clone(),
+            (None, Some(tau), Some(records)) => (0..records).map(|i| tau * i as f64 / (records - 1) as f64).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The point of a spec completed for [`Purpose::Loss`].
+    ///
+    /// # Errors
+    /// When the point is missing or impossible.
+    pub fn point(&self) -> Result<OrderParameters, Error> {
+        self.order_parameters(["m", "r", "b"], [&self.m, &self.r], &self.b)
+    }
+
+    /// The given start of a completed spec.
+    ///
+    /// # Errors
+    /// When the start is random, missing or impossible.
+    pub fn start(&self) -> Result<OrderParameters, Error> {
+        self.order_parameters(["m0", "r0", "b0"], [&self.m0, &self.r0], &self.b0)
+    }
+
+    /// The start of a simulation.
+    ///
+    /// # Errors
+    /// As [`Spec::start`].
+    pub fn simulation_start(&self) -> Result<Start, Error> {
+        let heads = self.head_count();
+        match self.initial {
+            Initial::Given => Ok(Start::Given(self.start()?)),
+            Initial::Random => Ok(Start::Random {
+                heads,
+                scale: self.key_scale,
+                b: self.b0.clone().unwrap_or_else(|| vec![0.0; heads]),
+            }),
+        }
+    }
+
+    /// The events at which a flow stops.
+    pub fn events(&self) -> Vec<Event> {
+        let loss = self.stop_loss.map(Event::LossBelow);
+        let alignment =
+            self.stop_alignment.map(|(head, feature, value)| Event::AlignmentCrosses { head, feature, value });
+        loss.into_iter().chain(alignment).collect()
+    }
+
+    fn order_parameters(
+        &self,
+        names: [&str; 3],
+        matrices: [&Option<Vec<Vec<f64>>>; 2],
+        b: &Option<Vec<f64>>,
+    ) -> Result<OrderParameters, Error> {
+        let (heads, features) = (self.head_count(), self.theta.features());
+        let given = |name: &str, m: &Option<Vec<Vec<f64>>>, columns| {
+            let Some(m) = m else { return Err(Error::invalid(name, "is missing")) };
+            matrix(name, m, heads, columns)
+        };
+        OrderParameters::named(
+            names,
+            given(names[0], matrices[0], features)?,
+            given(names[1], matrices[1], heads)?,
+            b.clone().unwrap_or_else(|| vec![0.0; heads]),
+        )
+    }
+}
+
+/// Alignments of size 0.1 that single out no direction of a sign-symmetric theta: head `h` prefers
+/// one sign of the first feature, and the second feature splits heads of equal sign.
+fn default_alignments(heads: usize, features: usize) -> DMatrix<f64> {
+    DMatrix::from_fn(heads, features, |h, f| {
+        let sign = if (h >> f.min(usize::BITS as usize - 1)) & 1 == 0 { 1.0 } else { -1.0 };
+        let size = if f == 0 { 0.1 } else { 0.06 };
+        // Slightly different sizes, so that no two heads are the same.
+        sign * size * (0.84 + 0.08 * ((7 * h + 3 * f) % 5) as f64)
+    })
+}
+
+fn rows(matrix: &DMatrix<f64>) -> Vec<Vec<f64>> {
+    matrix.row_iter().map(|row| row.iter().copied().collect()).collect()
+}
+
+fn matrix(name: &str, given: &[Vec<f64>], expected_rows: usize, columns: usize) -> Result<DMatrix<f64>, Error> {
+    if given.len() != expected_rows {
+        return Err(Error::invalid(name, format!("has {} rows but there are {expected_rows} heads", given.len())));
+    }
+    if let Some((h, row)) = given.iter().enumerate().find(|(_, row)| row.len() != columns) {
+        return Err(Error::invalid(name, format!("row {h} has length {}, expected {columns}", row.len())));
+    }
+    if let Some(v) = given.iter().flatten().find(|v| !v.is_finite()) {
+        return Err(Error::invalid(name, format!("{v} is not a finite number")));
+    }
+    Ok(DMatrix::from_fn(expected_rows, columns, |i, j| given[i][j]))
+}
+
+fn check_names(place: &str, map: &Map<String, Value>, names: &[&str]) -> Result<(), Error> {
+    for name in map.keys() {
+        if !names.contains(&name.as_str()) {
+            return Err(Error::UnknownField { place: place.into(), name: name.clone(), nearest: nearest(name, names) });
+        }
+    }
+    Ok(())
+}
+
+/// The name most like `name`, when one is at all like it.
+pub fn nearest(name: &str, names: &[&str]) -> Option<String> {
+    let name = name.replace('-', "_").to_lowercase();
+    names
+        .iter()
+        .map(|candidate| (strsim::jaro_winkler(&name, candidate), *candidate))
+        .filter(|(similarity, _)| *similarity > 0.7)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate.to_string())
+}
+
+/// The JSON value that a flag's text stands for.
+///
+/// # Errors
+/// Names the field and what was expected.
+pub fn parse_flag(field: &Field, text: &str) -> Result<Value, Error> {
+    let text = text.trim();
+    let wrong = |expected: &str| Error::invalid(field.name, format!("\"{text}\" is not {expected}"));
+    let json = |text: &str| serde_json::from_str::<Value>(text);
+    match field.kind {
+        Kind::Count => text.parse::<u64>().map(Value::from).map_err(|_| wrong("a whole number")),
+        Kind::Number => number(text).ok_or_else(|| wrong("a finite number")),
+        Kind::Word => Ok(Value::from(text)),
+        Kind::List | Kind::Alignment if text.starts_with('[') => {
+            json(text).map_err(|e| wrong(&format!("valid JSON ({e})")))
+        }
+        Kind::List | Kind::Alignment => list(text).ok_or_else(|| wrong("a list of finite numbers like 0,10,20")),
+        Kind::Matrix if text.starts_with('[') => json(text).map_err(|e| wrong(&format!("valid JSON ({e})"))),
+        Kind::Matrix => text
+            .split(';')
+            .map(list)
+            .collect::<Option<Vec<_>>>()
+            .map(Value::from)
+            .ok_or_else(|| wrong("rows of finite numbers like 0.1,0.2;0.3,0.4")),
+        Kind::Theta if text.starts_with('{') => json(text).map_err(|e| wrong(&format!("valid JSON ({e})"))),
+        Kind::Theta => theta(text).ok_or_else(|| {
+            wrong("a distribution like flip:1.8,1.5, gaussian:mean=1,0:sd=0.5,1.5, sphere:nu=2:features=3, or JSON")
+        }),
+    }
+}
+
+/// A number; whole ones stay whole, so that they fit counts in lists.
+fn number(text: &str) -> Option<Value> {
+    let text = text.trim();
+    if let Ok(whole) = text.parse::<u64>() {
+        return Some(Value::from(whole));
+    }
+    text.parse::<f64>().ok().filter(|v| v.is_finite()).map(Value::from)
+}
+
+fn list(text: &str) -> Option<Value> {
+    text.split(',').map(number).collect::<Option<Vec<_>>>().map(Value::from)
+}
+
+fn theta(text: &str) -> Option<Value> {
+    let mut parts = text.split(':');
+    let kind = parts.next()?;
+    let mut map = Map::from_iter([("kind".to_string(), Value::from(kind))]);
+    for part in parts {
+        let (key, value) = match part.split_once('=') {
+            Some(pair) => pair,
+            None if map.len() == 1 => ("nu", part),
+            None => return None,
+        };
+        let scalar = key == "features" || (kind == "sphere" && key == "nu");
+        map.insert(key.trim().into(), if scalar { number(value)? } else { list(value)? });
+    }
+    Some(Value::Object(map))
+}
+
+/// Lays flags over the fields of a file: a flag for the times replaces the file's other way to give
+/// them.
+pub fn overlay(map: &mut Map<String, Value>, flags: Map<String, Value>) {
+    if flags.contains_key("times") {
+        map.remove("tau");
+        map.remove("records");
+    }
+    if flags.contains_key("tau") || flags.contains_key("records") {
+        map.remove("times");
+    }
+    if flags.contains_key("dimensions") {
+        map.remove("dimension");
+    }
+    if flags.contains_key("dimension") {
+        map.remove("dimensions");
+    }
+    map.extend(flags);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(json: &str) -> Result<Spec, Error> {
+        Spec::from_json(json, "test").and_then(|map| Spec::from_map(&map))
+    }
+
+    fn flag(name: &str, text: &str) -> Result<Value, Error> {
+        parse_flag(FIELDS.iter().find(|f| f.name == name).unwrap(), text)
+    }
+
+    #[test]
+    fn the_table_lists_exactly_the_fields() {
+        let everything = Spec {
+            heads: Some(1),
+            bias: Some(Bias::None),
+            aggregation: Some(Aggregation::Sum),
+            m0: Some(vec![]),
+            r0: Some(vec![]),
+            b0: Some(vec![]),
+            tau: Some(1.0),
+            records: Some(2),
+            times: Some(vec![]),
+            stop_loss: Some(0.0),
+            stop_alignment: Some((0, 0, 0.0)),
+            m: Some(vec![]),
+            r: Some(vec![]),
+            b: Some(vec![]),
+            points: Some(1),
+            scrambles: Some(1),
+            dimension: Some(1),
+            dimensions: Some(vec![]),
+            ..Spec::default()
+        };
+        let Value::Object(map) = serde_json::to_value(everything).unwrap() else { panic!("not an object") };
+        let mut names: Vec<_> = map.keys().map(String::as_str).collect();
+        let mut listed: Vec<_> = FIELDS.iter().map(|f| f.name).collect();
+        names.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(names, listed);
+    }
+
+    #[test]
+    fn a_completed_spec_completes_to_itself() {
+        for purpose in [Purpose::Flow, Purpose::Simulate, Purpose::Compare] {
+            let once = spec("{}").unwrap().complete(purpose).unwrap();
+            let text = serde_json::to_string(&once).unwrap();
+            assert_eq!(spec(&text).unwrap().complete(purpose).unwrap(), once);
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_with_the_nearest_name() {
+        let message = |json: &str| spec(json).unwrap_err().to_string();
+        assert_eq!(message(r#"{"lenght": 6}"#), "spec: unknown field \"lenght\"; did you mean \"length\"?");
+        assert!(message(r#"{"theta": {"kind": "flip", "nuu": [1]}}"#).contains("did you mean \"nu\""));
+        assert!(message(r#"{"attention": "softmx"}"#).starts_with("attention: "));
+        assert!(message(r#"{"length": 6.5}"#).starts_with("length: "));
+        assert!(message("[1]").contains("JSON object"));
+        assert!(message("{").contains("not valid JSON"));
+    }
+
+    #[test]
+    fn impossible_specs_are_refused() {
+        let cases = [
+            (r#"{"length": 1}"#, "length"),
+            (r#"{"heads": 0}"#, "heads"),
+            (r#"{"gamma": -1}"#, "gamma"),
+            (r#"{"batch": 0}"#, "batch"),
+            (r#"{"heads": 2, "m0": [[0.1, 0.1]]}"#, "m0"),
+            (r#"{"m0": [[0.1]]}"#, "m0"),
+            (r#"{"m0": [[1, 0]], "r0": [[0.5]]}"#, "m0, r0"),
+            (r#"{"b0": [1, 0, 0, 0]}"#, "b0"),
+            (r#"{"times": [0, 2, 1]}"#, "times"),
+            (r#"{"tau": 0}"#, "tau"),
+            (r#"{"tau": 1, "times": [1]}"#, "times"),
+            (r#"{"records": 1}"#, "records"),
+            (r#"{"dimension": 5}"#, "dimension"),
+            (r#"{"replicas": 0}"#, "replicas"),
+            (r#"{"theta": {"kind": "gaussian", "mean": [0, 1], "sd": [1]}}"#, "theta.sd"),
+            (r#"{"initial": "random", "m0": [[0.1, 0.1]]}"#, "initial"),
+        ];
+        for (json, field) in cases {
+            let error = spec(json).and_then(|s| s.complete(Purpose::Simulate)).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{field}: ")), "{json}: {error}");
+            assert!(!error.contains('\n'));
+        }
+    }
+
+    #[test]
+    fn flags_read_their_short_forms() {
+        assert_eq!(flag("m0", "0.1,-0.2;0,1").unwrap(), serde_json::json!([[0.1, -0.2], [0, 1]]));
+        assert_eq!(flag("theta", "flip:1.8,1.5").unwrap(), serde_json::json!({"kind": "flip", "nu": [1.8, 1.5]}));
+        assert_eq!(
+            flag("theta", "gaussian:mean=1,0:sd=0.5,1.5").unwrap(),
+            serde_json::json!({"kind": "gaussian", "mean": [1, 0], "sd": [0.5, 1.5]})
+        );
+        assert_eq!(
+            flag("theta", "sphere:nu=2:features=3").unwrap(),
+            serde_json::json!({"kind": "sphere", "nu": 2, "features": 3})
+        );
+        assert_eq!(flag("stop_alignment", "0,1,-0.5").unwrap(), serde_json::json!([0, 1, -0.5]));
+        for (name, text) in
+            [("gamma", "nan"), ("gamma", "inf"), ("gamma", "1e999"), ("length", "-1"), ("times", "1,,2")]
+        {
+            assert!(flag(name, text).is_err(), "{name} {text}");
+        }
+    }
+
+    #[test]
+    fn flags_replace_the_other_way_to_give_times() {
+        let mut map = Spec::from_json(r#"{"times": [0, 1]}"#, "test").unwrap();
+        overlay(&mut map, Map::from_iter([("tau".to_string(), Value::from(5))]));
+        let spec = Spec::from_map(&map).unwrap().complete(Purpose::Flow).unwrap();
+        assert_eq!(spec.recorded_times().len(), 101);
+        assert_eq!(spec.recorded_times()[100], 5.0);
+    }
+
+    #[test]
+    fn long_sequences_get_fewer_points() {
+        let points =
+            |length: usize| Spec { length, ..Spec::default() }.complete(Purpose::Flow).unwrap().points.unwrap();
+        assert_eq!(points(6), 1 << 16);
+        assert!(points(1000) < 1 << 13 && points(1000).is_power_of_two());
+    }
+}
