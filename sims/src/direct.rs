@@ -158,6 +158,8 @@ impl Sgd {
                 b.clone()
             }
         };
+        // Only trained biases are parameters; the others follow from their rule.
+        let b = if self.attention.bias == Bias::Trained { b } else { vec![0.0; heads] };
         Ok(Replica {
             sgd: self.clone(),
             index,

@@ -93,6 +93,8 @@ pub struct Options {
     pub max_steps: usize,
     /// Events at which to stop; the first one ends the flow.
     pub events: Vec<Event>,
+    /// Take steps of this size whatever the tolerances: for measuring orders (default: adaptive).
+    pub fixed_step: Option<f64>,
 }
 
 impl Options {
@@ -106,6 +108,7 @@ impl Options {
             absolute_tolerance: 1e-8,
             max_steps: 100_000,
             events: Vec::new(),
+            fixed_step: None,
         }
     }
 
@@ -128,6 +131,9 @@ impl Options {
             if !(value.is_finite() && value > 0.0) {
                 return Err(Error::invalid(field, format!("must be positive, got {value}")));
             }
+        }
+        if let Some(step) = self.fixed_step.filter(|h| !(h.is_finite() && *h > 0.0)) {
+            return Err(Error::invalid("fixed_step", format!("must be positive, got {step}")));
         }
         for event in &self.events {
             match *event {
@@ -538,7 +544,8 @@ impl<E: Evaluator> System<'_, E> {
     /// The right-hand side; not a number where it has no value, so that the solver rejects the step.
     fn derivative(&self, y: &[f64], dy: &mut [f64]) {
         if let Err(failure) = self.try_derivative(y, dy) {
-            *self.failure.borrow_mut() = Some(failure);
+            // Later stages of a failed step only inherit the failure.
+            self.failure.borrow_mut().get_or_insert(failure);
             dy.fill(f64::NAN);
         }
     }
@@ -631,6 +638,9 @@ fn solver_error(error: &DiffsolError) -> Error {
     Error::invalid("flow", format!("the ODE solver failed: {error}"))
 }
 
+/// The absolute tolerance of a solve with fixed steps.
+const ACCEPT_ANYTHING: f64 = 1e10;
+
 type Matrix = NalgebraMat<f64>;
 type Lu = NalgebraLU<f64>;
 
@@ -666,13 +676,20 @@ fn integrate<E: Evaluator>(
     let mut problem = OdeBuilder::<Matrix>::new()
         .t0(0.0)
         .rtol(options.relative_tolerance)
-        .atol([options.absolute_tolerance])
+        .atol([if options.fixed_step.is_some() { ACCEPT_ANYTHING } else { options.absolute_tolerance }])
         .rhs_implicit(rhs, jacobian_times)
         .init(|_: &[f64], _, y: &mut [f64]| y.copy_from_slice(y0), y0.len())
         .root(roots, options.events.len().max(1))
         .build()
         .map_err(|e| solver_error(&e))?;
     problem.ode_options.max_number_timesteps = options.max_steps;
+    if options.fixed_step.is_some() {
+        // Nothing is rejected and nothing grows, but the implicit stages are still solved.
+        problem.ode_options.nonlinear_solver_tolerance = options.absolute_tolerance / ACCEPT_ANYTHING;
+        problem.ode_options.max_nonlinear_solver_iterations = 50;
+        problem.ode_options.max_timestep_growth = Some(1.0);
+        problem.ode_options.min_timestep_growth = Some(1.0);
+    }
     match options.method {
         Method::Tsit45 => drive(problem.tsit45().map_err(|e| solver_error(&e))?, system, recorder),
         Method::Bdf => drive(problem.bdf::<Lu>().map_err(|e| solver_error(&e))?, system, recorder),
@@ -693,6 +710,9 @@ where
     S: OdeSolverMethod<'a, Eqn>,
 {
     solver.set_stop_time(recorder.end).map_err(|e| solver_error(&e))?;
+    if let Some(step) = recorder.options.fixed_step {
+        *solver.state_mut().h = step;
+    }
     let stop = loop {
         let before = solver.state().t;
         if recorder.watch.interrupted() {

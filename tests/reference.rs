@@ -1,0 +1,106 @@
+//! The theory against values computed by independent programs (`tests/reference/`, other language,
+//! other method), through the same specs that a user would write.
+
+use headflow::model::{Quantity, Unwatched, mean_and_error};
+use headflow::spec::{Purpose, Spec};
+use headflow::theory::flow::{Options, average};
+use headflow::theory::moments::{Coordinates, Evaluator};
+use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
+use serde_json::{Map, Value};
+
+fn cases(text: &str) -> Vec<Value> {
+    let file: Value = serde_json::from_str(text).unwrap();
+    file["cases"].as_array().unwrap().clone()
+}
+
+/// A reference case's fields are a spec; its results are not fields.
+fn spec(case: &Value, results: &[&str], purpose: Purpose) -> Spec {
+    let fields: Map<String, Value> = case
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(k, _)| !results.contains(&k.as_str()))
+        .map(|(k, v)| (k.clone(), v.clone()))
+        .collect();
+    Spec::from_map(&fields).unwrap().complete(purpose).unwrap()
+}
+
+/// Every trajectory within 5 combined standard errors, 2e-2 in m, r and b, and 1e-3 in the loss,
+/// at the default points and scrambles.
+#[test]
+fn trajectories() {
+    for case in cases(include_str!("reference/flow.json")) {
+        let results = ["m", "r", "b", "loss", "max_standard_error", "max_standard_error_loss"];
+        let spec = spec(&case, &results, Purpose::Flow);
+        let points = QuasiMonteCarlo::scrambles(
+            &spec.task().unwrap(),
+            spec.head_count(),
+            spec.attention(),
+            spec.points.unwrap(),
+            spec.seed,
+            spec.scrambles.unwrap(),
+        )
+        .unwrap();
+        let options = Options::new(spec.gamma / spec.batch as f64, spec.recorded_times());
+        let flow = average(&points, &spec.start().unwrap(), &options, &Unwatched).unwrap();
+        let (mean, errors) = (&flow.estimate.mean, flow.estimate.standard_error.as_ref().unwrap());
+        let name = format!("{:?} {:?} gamma {}", spec.attention, spec.bias, spec.gamma);
+        assert_eq!(mean.times, spec.recorded_times(), "{name}");
+        let their_error =
+            |loss: bool| case[if loss { "max_standard_error_loss" } else { "max_standard_error" }].as_f64().unwrap();
+        let (mut largest, mut sigmas) = (0.0f64, 0.0f64);
+        for t in 0..mean.times.len() {
+            for (k, quantity) in mean.shape.quantities().enumerate() {
+                let (reference, bound, loss) = match quantity {
+                    Quantity::Loss => (&case["loss"][t], 1e-3, true),
+                    Quantity::Alignment { head, feature } => (&case["m"][t][head][feature], 2e-2, false),
+                    Quantity::Overlap { head, other } => (&case["r"][t][head][other], 2e-2, false),
+                    Quantity::Bias { .. } if case["b"].is_null() => continue,
+                    Quantity::Bias { head } => (&case["b"][t][head], 2e-2, false),
+                };
+                let difference = (mean.rows[t][k] - reference.as_f64().unwrap()).abs();
+                let error = errors.rows[t][k].hypot(their_error(loss));
+                largest = largest.max(difference / bound);
+                sigmas = sigmas.max(difference / error);
+                assert!(difference <= bound, "{name} {quantity:?} at {}: off by {difference}", mean.times[t]);
+                assert!(difference <= 5.0 * error, "{name} {quantity:?}: off by {difference} +- {error}");
+            }
+        }
+        println!("{name}: {:.0}% of the bound, {sigmas:.1} standard errors", 100.0 * largest);
+    }
+}
+
+/// Population losses and their parts within 5 reported standard errors.
+#[test]
+fn losses() {
+    for case in cases(include_str!("reference/loss.json")) {
+        let results = ["loss", "mean_attention_on_relevant", "second_moment", "refinement_difference"];
+        let spec = spec(&case, &results, Purpose::Loss);
+        let point = spec.point().unwrap();
+        let (task, attention) = (spec.task().unwrap(), spec.attention());
+        let at = Coordinates::of(&point, &attention);
+        let losses: Vec<_> = (0..spec.scrambles.unwrap() as u32)
+            .map(|scramble| {
+                QuasiMonteCarlo::new(&task, point.heads(), attention, spec.points.unwrap(), spec.seed, scramble)
+                    .unwrap()
+                    .loss(&at)
+            })
+            .collect();
+        let parts = [
+            ("loss", mean_and_error(losses.iter().map(|l| l.value()))),
+            ("mean_attention_on_relevant", mean_and_error(losses.iter().map(|l| l.attention_on_relevant))),
+            ("second_moment", mean_and_error(losses.iter().map(|l| l.second_moment))),
+        ];
+        for (name, (value, error)) in parts {
+            let difference = (value - case[name].as_f64().unwrap()).abs();
+            println!(
+                "L = {} {:?} {name}: {:.1} standard errors of {error:.1e}",
+                spec.length,
+                spec.attention,
+                difference / error
+            );
+            assert!(difference <= 5.0 * error, "{case}: {name} is {value} +- {error}");
+            assert!(error < 2e-3, "{case}: {name} has the error {error}");
+        }
+    }
+}
