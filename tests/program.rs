@@ -1,0 +1,352 @@
+//! The program as a user meets it: results on disk, documents on standard output, bad input.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use headflow::model::series::read_csv;
+use serde_json::Value;
+
+/// A short comparison.
+const SHORT: &[&str] = &[
+    "--tau",
+    "4",
+    "--records",
+    "5",
+    "--points",
+    "256",
+    "--scrambles",
+    "2",
+    "--dimensions",
+    "50,100",
+    "--replicas",
+    "4",
+    "--test-samples",
+    "64",
+];
+
+fn headflow(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_headflow")).args(arguments).current_dir(folder).output().unwrap()
+}
+
+fn with<'a>(command: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
+    [command, rest].concat()
+}
+
+fn ok(folder: &Path, arguments: &[&str]) -> String {
+    let output = headflow(folder, arguments);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?} failed: {error}");
+    assert!(error.is_empty(), "{arguments:?} said: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Bad input: exit code 2, one line, which says `expected`, nothing on standard output.
+fn refused(folder: &Path, arguments: &[&str], expected: &str) {
+    let output = headflow(folder, arguments);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert_eq!(error.trim_end().lines().count(), 1, "{arguments:?}: {error}");
+    assert!(error.contains(expected), "{arguments:?}: {error}");
+    assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+fn read(path: impl AsRef<Path>) -> Vec<u8> {
+    let path = path.as_ref();
+    std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn document(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[test]
+fn compare_writes_a_complete_folder() {
+    let root = tempfile::tempdir().unwrap();
+    let text = ok(root.path(), &with(&["compare", "--out", "c"], SHORT));
+    assert!(text.contains("verdict: "), "{text}");
+    let folder = root.path().join("c");
+    for file in ["result.json", "series.csv", "series.npz", "comparison.png", "comparison.svg"] {
+        assert!(!read(folder.join(file)).is_empty(), "{file}");
+    }
+    let result = document(&String::from_utf8(read(folder.join("result.json"))).unwrap());
+    assert_eq!(result["format"], "headflow-result");
+    assert_eq!(result["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(result["spec"]["dimensions"], serde_json::json!([50, 100]));
+    assert_eq!(result["stop"]["reason"], "completed");
+    assert!(result["git_revision"].is_string() && result["wall_time_seconds"].as_f64().unwrap() > 0.0);
+    assert!(result["verdict"]["rows"].as_array().unwrap().len() > 10);
+    assert!(result["routes"][0]["statistics"]["evaluations"].as_u64().unwrap() > 0);
+
+    let series = read_csv(&read(folder.join("series.csv"))[..], "series.csv").unwrap();
+    let routes: Vec<_> = series.iter().map(|s| s.route.as_str()).collect();
+    assert_eq!(routes, ["theory", "direct D=50", "direct D=50 replica=0", "direct D=100", "direct D=100 replica=0"]);
+    assert_eq!(series[0].values.times, [0.0, 1.0, 2.0, 3.0, 4.0]);
+
+    let mut npz = ndarray_npy::NpzReader::new(std::fs::File::open(folder.join("series.npz")).unwrap()).unwrap();
+    let m: ndarray::Array3<f64> = npz.by_name("theory.m").unwrap();
+    assert_eq!(m.shape(), [5, 4, 2]);
+    assert_eq!(m[(4, 1, 0)], series[0].values.m(4)[(1, 0)]);
+    let replicas: ndarray::Array4<f64> = npz.by_name("direct_D=100.replica_m").unwrap();
+    assert_eq!(replicas.shape(), [4, 5, 4, 2]);
+    assert_eq!(replicas[(0, 3, 2, 1)], series[4].values.m(3)[(2, 1)]);
+}
+
+#[test]
+fn a_result_is_kept_unless_forced() {
+    let root = tempfile::tempdir().unwrap();
+    let arguments = with(&["compare", "--out", "c"], SHORT);
+    ok(root.path(), &arguments);
+    let before = read(root.path().join("c/result.json"));
+    refused(root.path(), &arguments, "--force");
+    assert_eq!(read(root.path().join("c/result.json")), before);
+    ok(root.path(), &with(&arguments, &["--force"]));
+    // Without --out every run finds a place of its own.
+    let short = ["flow", "--tau", "2", "--records", "3", "--points", "64", "--scrambles", "2"];
+    ok(root.path(), &short);
+    ok(root.path(), &short);
+    assert!(root.path().join("results/flow/result.json").exists());
+    assert!(root.path().join("results/flow-2/result.json").exists());
+}
+
+#[test]
+fn a_result_repeats_bit_for_bit_from_its_own_spec_at_any_thread_count() {
+    let root = tempfile::tempdir().unwrap();
+    let run = |name: &str, arguments: &[&str]| {
+        ok(root.path(), &with(arguments, &["--out", name]));
+        (
+            read(root.path().join(name).join("series.csv")),
+            document(&String::from_utf8(read(root.path().join(name).join("result.json"))).unwrap()),
+        )
+    };
+    let (first, result) = run("a", &with(&["compare", "--attention", "softmax1", "--seed", "7"], SHORT));
+    std::fs::write(root.path().join("spec.json"), result["spec"].to_string()).unwrap();
+    for threads in ["1", "2", "3"] {
+        let (again, other) = run(&format!("b{threads}"), &["compare", "--spec", "spec.json", "--threads", threads]);
+        assert_eq!(first, again, "{threads} threads");
+        assert_eq!(result["verdict"], other["verdict"]);
+    }
+    let (other, _) = run("c", &["compare", "--spec", "spec.json", "--seed", "8"]);
+    assert_ne!(first, other);
+}
+
+#[test]
+fn json_is_the_document_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let flow = document(&ok(
+        root.path(),
+        &["flow", "--json", "--gamma", "0", "--times", "0,1,2.5", "--points", "64", "--scrambles", "2", "--out", "f"],
+    ));
+    assert_eq!(flow["routes"][0]["times"], serde_json::json!([0.0, 1.0, 2.5]));
+    assert_eq!(flow, document(&String::from_utf8(read(root.path().join("f/result.json"))).unwrap()));
+
+    let loss = document(&ok(
+        root.path(),
+        &["loss", "--json", "--theta", "flip:2", "--length", "5", "--m", "1.5;-1.2", "--r", "2.55,-1.75;-1.75,1.64"],
+    ));
+    let error = loss["standard_error"].as_f64().unwrap();
+    assert!((loss["loss"].as_f64().unwrap() - 0.642_073_964_65).abs() < 5.0 * error);
+    assert!(!root.path().join("results").exists(), "loss writes only where it is told to");
+
+    let doctor = document(&ok(root.path(), &["doctor", "--json"]));
+    assert_eq!(doctor["random_generator_known_answer"], true);
+}
+
+#[test]
+fn print_spec_gives_a_spec_that_means_the_same() {
+    let root = tempfile::tempdir().unwrap();
+    let text = ok(
+        root.path(),
+        &[
+            "simulate",
+            "--print-spec",
+            "--heads",
+            "3",
+            "--theta",
+            "sphere:nu=2:features=3",
+            "--attention",
+            "bayes-softmax",
+        ],
+    );
+    std::fs::write(root.path().join("s.json"), &text).unwrap();
+    assert_eq!(ok(root.path(), &["simulate", "--print-spec", "--spec", "s.json"]), text);
+    let spec = document(&text);
+    assert_eq!(spec["bias"], "trained");
+    assert_eq!(spec["m0"].as_array().unwrap().len(), 3);
+    assert!(!root.path().join("results").exists());
+}
+
+#[test]
+fn simulate_and_random_starts_work() {
+    let root = tempfile::tempdir().unwrap();
+    let text = ok(
+        root.path(),
+        &[
+            "simulate",
+            "--dimension",
+            "40",
+            "--tau",
+            "2",
+            "--records",
+            "3",
+            "--replicas",
+            "3",
+            "--initial",
+            "random",
+            "--out",
+            "s",
+        ],
+    );
+    assert!(text.contains("steps/s"), "{text}");
+    let text = ok(root.path(), &with(&["compare", "--initial", "random", "--out", "c"], SHORT));
+    assert!(text.contains("verdict"), "{text}");
+    let series = read_csv(&read(root.path().join("c/series.csv"))[..], "series.csv").unwrap();
+    assert!(series.iter().any(|s| s.route == "theory D=50") && series.iter().any(|s| s.route == "theory D=100"));
+}
+
+#[test]
+fn figures_redraw_from_results_alone() {
+    let root = tempfile::tempdir().unwrap();
+    ok(root.path(), &with(&["figure", "specialization", "--out", "s"], SHORT));
+    let drawn = read(root.path().join("s/specialization.png"));
+    std::fs::remove_file(root.path().join("s/specialization.png")).unwrap();
+    ok(root.path(), &["figure", "specialization", "--from", "s"]);
+    assert_eq!(read(root.path().join("s/specialization.png")), drawn);
+    ok(root.path(), &["figure", "comparison", "--from", "s/softmax", "--out", "elsewhere"]);
+    assert!(root.path().join("elsewhere/comparison.svg").exists());
+
+    let csv = root.path().join("s/softmax/series.csv");
+    let whole = read(&csv);
+    std::fs::write(&csv, &whole[..whole.len() / 2]).unwrap();
+    refused(root.path(), &["figure", "comparison", "--from", "s/softmax"], "series.csv");
+    std::fs::write(&csv, whole).unwrap();
+    std::fs::write(root.path().join("s/softmax/result.json"), "{\"format\": \"other\"}").unwrap();
+    refused(root.path(), &["figure", "comparison", "--from", "s/softmax"], "result.json");
+    refused(root.path(), &["figure", "comparison", "--from", "nowhere"], "nowhere");
+    refused(root.path(), &["figure", "comparison"], "--from");
+    refused(root.path(), &["figure", "specialisation"], "did you mean \"specialization\"");
+}
+
+#[test]
+fn bad_input_is_one_line_and_exit_code_2() {
+    let root = tempfile::tempdir().unwrap();
+    let at = root.path();
+    std::fs::write(at.join("typo.json"), r#"{"lenght": 6}"#).unwrap();
+    std::fs::write(at.join("broken.json"), r#"{"length": 6"#).unwrap();
+    std::fs::write(at.join("file"), "").unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&["flow", "--m0", "1,0;0,1", "--r0", "1,0;0,0.5"], "positive semi-definite"),
+        (&["loss", "--m", "1,0", "--r", "0.5"], "positive semi-definite"),
+        (&["loss"], "m: the loss needs"),
+        (&["loss", "--m", "1,0", "--b", "1"], "b: the bias rule is none"),
+        (&["flow", "--length", "1"], "length"),
+        (&["simulate", "--dimension", "5"], "D >= H + F = 6"),
+        (&["compare", "--dimensions", "5,100"], "D >= H + F = 6"),
+        (&["flow", "--m0", "0.1;0.2"], "m0"),
+        (&["flow", "--theta", "gaussian:mean=1,0:sd=1"], "theta.sd"),
+        (&["flow", "--theta", "flop:1"], "theta"),
+        (&["flow", "--gamma", "nan"], "gamma"),
+        (&["flow", "--gamma", "-1"], "gamma"),
+        (&["simulate", "--gamma", "0"], "gamma"),
+        (&["flow", "--tau", "inf"], "tau"),
+        (&["flow", "--times", "0,2,1"], "times"),
+        (&["flow", "--batch", "0"], "batch"),
+        (&["flow", "--method", "euler"], "tsit45"),
+        (&["flow", "--points", "1000"], "power of two"),
+        (&["flow", "--initial", "random"], "initial"),
+        (&["flow", "--stop-alignment", "9,0,1"], "stop_alignment"),
+        (&["compare", "--stop-loss", "0.5"], "stop_loss"),
+        (&["flow", "--spec", "typo.json"], "did you mean \"length\""),
+        (&["flow", "--spec", "broken.json"], "not valid JSON"),
+        (&["flow", "--spec", "missing.json"], "missing.json"),
+        (&["flow", "--out", "file/below"], "cannot be written"),
+        (&["flow", "--out", "file"], "cannot be written"),
+        (&["flow", "--lenght", "6"], "--length"),
+        (&["flwo"], "flow"),
+        (&["flow", "--threads", "0"], "threads"),
+    ];
+    for (arguments, expected) in cases {
+        refused(at, arguments, expected);
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(at).unwrap().map(|e| e.unwrap().file_name()).filter(|n| n == "results").collect();
+    assert!(
+        left.is_empty() || std::fs::read_dir(at.join("results")).unwrap().next().is_none(),
+        "nothing half-written is left"
+    );
+}
+
+#[test]
+fn a_diverging_learning_rate_keeps_what_was_recorded() {
+    let root = tempfile::tempdir().unwrap();
+    let output = headflow(
+        root.path(),
+        &["simulate", "--gamma", "1e36", "--dimension", "30", "--times", "0,1e38", "--out", "d", "--replicas", "2"],
+    );
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("diverged at step") && error.contains("tau"), "{error}");
+    assert!(String::from_utf8(output.stdout).unwrap().contains("last finite state"));
+    let result = document(&String::from_utf8(read(root.path().join("d/result.json"))).unwrap());
+    assert_eq!(result["stop"]["reason"], "diverged");
+    assert_eq!(result["routes"][0]["times"], serde_json::json!([0.0]));
+    assert!(result["routes"][0]["last_finite"][0]["r"].is_array());
+}
+
+#[test]
+fn a_flow_that_runs_out_of_steps_says_what_to_do() {
+    let root = tempfile::tempdir().unwrap();
+    let output =
+        headflow(root.path(), &["flow", "--points", "64", "--scrambles", "2", "--max-steps", "3", "--out", "f"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--max-steps"));
+    assert!(root.path().join("f/series.csv").exists());
+}
+
+/// Ctrl-C ends a simulation early; what was recorded is written and readable.
+#[cfg(unix)]
+#[test]
+fn ctrl_c_keeps_what_was_recorded() {
+    let root = tempfile::tempdir().unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_headflow"))
+        .args([
+            "simulate",
+            "--dimension",
+            "200",
+            "--tau",
+            "100000",
+            "--records",
+            "100001",
+            "--replicas",
+            "1",
+            "--test-samples",
+            "16",
+        ])
+        .args(["--out", "i"])
+        .current_dir(root.path())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    let series = read_csv(&read(root.path().join("i/series.csv"))[..], "series.csv").unwrap();
+    assert!(series[0].values.times.len() > 2);
+    let result = document(&String::from_utf8(read(root.path().join("i/result.json"))).unwrap());
+    assert_eq!(result["stop"]["reason"], "interrupted");
+}
+
+#[test]
+fn help_teaches_by_example() {
+    let root = tempfile::tempdir().unwrap();
+    for command in ["compare", "flow", "simulate", "loss", "figure", "doctor"] {
+        let help = ok(root.path(), &[command, "--help"]);
+        assert!(help.contains("Example"), "{command}");
+    }
+    let help = ok(root.path(), &["flow", "--help"]);
+    for field in headflow::spec::FIELDS {
+        assert!(help.contains(&format!("--{}", field.name.replace('_', "-"))), "{}", field.name);
+    }
+}
