@@ -248,8 +248,10 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
         if size <= THRESHOLD { (Outcome::Agree, "within") } else { (Outcome::Disagree, "beyond") };
     let summary = format!(
         "extrapolated from D = {list} to infinity, the largest of {comparisons} deviations is {size:.1} standard \
-         errors ({name} at tau = {:.6}: {:+.2e} +- {:.1e}), {relation} the {THRESHOLD} that a correct theory may have",
-        found.time, found.value, found.standard_error
+         errors ({name} at tau = {}: {:+.2e} +- {:.1e}), {relation} the {THRESHOLD} that a correct theory may have",
+        (found.time * 1e6).round() / 1e6,
+        found.value,
+        found.standard_error
     );
     Agreement { outcome, summary, threshold: THRESHOLD, dimensions, worst, rows }
 }

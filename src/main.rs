@@ -9,6 +9,14 @@ use std::process::ExitCode;
 use headflow::model::Error;
 
 fn main() -> ExitCode {
+    // A panic is a bug of ours; the user gets one line all the same.
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
+        eprintln!(
+            "headflow: internal error{place}: {}; please report it with the command line",
+            info.payload_as_str().unwrap_or("panic")
+        );
+    }));
     let matches = match cli::build().try_get_matches() {
         Ok(matches) => matches,
         Err(error)
@@ -45,12 +53,13 @@ fn fail(message: &str) -> ExitCode {
 
 /// The parser's message without its usage text: what is wrong, and its tip.
 fn one_line(message: &str) -> String {
-    let lines: Vec<_> = message
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.starts_with("Usage:"))
-        .filter(|line| !line.is_empty())
-        .collect();
-    let text = lines.join("; ");
+    let mut text = String::new();
+    for line in message.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")).filter(|l| !l.is_empty())
+    {
+        if !text.is_empty() {
+            text += if text.ends_with(':') { " " } else { "; " };
+        }
+        text += line;
+    }
     format!("{} (see headflow --help)", text.strip_prefix("error: ").unwrap_or(&text))
 }

@@ -266,6 +266,9 @@ mod method_name {
 /// Most numbers that a default set of points holds: longer sequences get fewer points.
 const DEFAULT_NUMBERS: usize = 1 << 24;
 
+/// The most heads: their overlaps are held in full, at every recorded time.
+const MAX_HEADS: usize = 1024;
+
 /// The most times that `records` may ask for.
 const MAX_RECORDS: usize = 1_000_000;
 
@@ -345,8 +348,8 @@ impl Spec {
         let features = task.features();
         let heads = self.head_count();
         self.heads = Some(heads);
-        if heads == 0 {
-            return Err(Error::invalid("heads", "there must be at least one"));
+        if !(1..=MAX_HEADS).contains(&heads) {
+            return Err(Error::invalid("heads", format!("must be from 1 to {MAX_HEADS}, got {heads}")));
         }
         let attention = self.attention();
         (self.bias, self.aggregation) = (Some(attention.bias), Some(attention.aggregation));
@@ -411,7 +414,7 @@ impl Spec {
             if given.len() != heads {
                 return Err(Error::invalid("b", format!("has length {} but there are {heads} heads", given.len())));
             }
-            if given.iter().zip(&b).any(|(g, b)| !((g - b).abs() <= 1e-9 * (1.0 + b.abs()))) {
+            if given.iter().zip(&b).any(|(g, b)| g.is_nan() || (g - b).abs() > 1e-9 * (1.0 + b.abs())) {
                 return Err(Error::invalid(
                     "b",
                     match rule {

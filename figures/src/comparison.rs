@@ -32,7 +32,7 @@ pub fn comparison(folder: &ResultFolder, out: &Path) -> Result<Vec<PathBuf>, Err
     for (feature, panel) in alignments.iter_mut().enumerate() {
         panel.y_range = range;
         if features > 1 {
-            panel.title = vec![format!("feature f = {}", feature + 1)];
+            panel.title = vec![format!("feature f = {feature}")];
         }
         if feature % columns > 0 {
             panel.y_label.clear();
@@ -68,8 +68,8 @@ mod tests {
             "loss  E",
             "tr r",
             "τ",
-            "feature f = 2",
-            "head 4",
+            "feature f = 1",
+            "head 3",
             "theory, D → ∞",
             "SGD, D = 1000, mean ± standard error",
             "SGD, D = 500, mean ± standard error",

@@ -188,7 +188,7 @@ impl Look {
         let heads = folders.iter().map(|f| f.spec().heads).max().unwrap_or(0);
         let heads = (0..heads).map(|head| {
             let stroke = Stroke { color: head_color(head), width: 6.0, dash: head_dash(head) };
-            (Key::Line(stroke), format!("head {}", head + 1))
+            (Key::Line(stroke), format!("head {head}"))
         });
         let mut routes: Vec<(Key, String)> = Vec::new();
         let mut add = |key, label: String| {

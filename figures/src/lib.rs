@@ -5,8 +5,7 @@
 //! [`comparison`] draws one run, [`specialization`] sets several side by side. Every figure is
 //! written twice, as PNG and as SVG, for a width of 17 cm; each file appears whole or not at all.
 //!
-//! Heads and features are counted from one in the figures, as in the papers (`series.csv` counts
-//! from zero).
+//! Heads and features are counted from zero, as in `series.csv` and on the command line.
 #![warn(missing_docs)]
 
 mod canvas;

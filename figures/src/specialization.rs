@@ -38,7 +38,7 @@ pub fn specialization(folders: &[ResultFolder], out: &Path) -> Result<Vec<PathBu
                     (1.., _) => String::new(),
                     // Rows are too low for the long label.
                     (_, Shown::Alignments { feature }) if features > 1 => {
-                        format!("m_hf = k_h·k*_f,  f = {}", feature + 1)
+                        format!("m_hf = k_h·k*_f,  f = {feature}")
                     }
                     _ => shown.label(),
                 };
@@ -76,7 +76,7 @@ mod tests {
         let fixtures: Vec<_> = Activation::ALL.iter().map(|&a| Fixture::new(a, Routes::All, 101)).collect();
         let folders: Vec<_> = fixtures.iter().map(|f| ResultFolder::open(f.path()).unwrap()).collect();
         let files = specialization(&folders, &fixtures[0].path().join("specialization")).unwrap();
-        let labels = ["softmax", "softmax1", "bayes-softmax", "m_hf = k_h·k*_f,  f = 2", "loss  E", "τ", "head 4"];
+        let labels = ["softmax", "softmax1", "bayes-softmax", "m_hf = k_h·k*_f,  f = 1", "loss  E", "τ", "head 3"];
         assert_drawn(&files, &labels, &["replica"]);
         let svg = std::fs::read_to_string(&files[1]).unwrap();
         // What the runs share is stated once.

@@ -133,7 +133,7 @@ fn collect(lines: Vec<Line>, route: String, wrong: &dyn Fn(String) -> Error) -> 
     let mut errors = Trajectory::new(shape);
     let mut trace = Vec::new();
     let width = shape.width();
-    if shape.heads == 0 || shape.features == 0 || lines.len() % (width + 1) != 0 {
+    if shape.heads == 0 || shape.features == 0 || !lines.len().is_multiple_of(width + 1) {
         return Err(wrong(format!("route \"{route}\" is incomplete ({} numbers): the file is truncated", lines.len())));
     }
     for block in lines.chunks(width + 1) {

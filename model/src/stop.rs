@@ -85,36 +85,50 @@ impl StopReason {
         match self {
             Self::Completed => "reached the last requested time".into(),
             Self::LossBelow { value, time, standard_error } => {
-                format!("the loss fell below {value} at tau = {time:.6}{}", error(standard_error))
+                format!("the loss fell below {value} at tau = {}{}", number(*time), error(standard_error))
             }
             Self::AlignmentCrossed { head, feature, value, time, standard_error } => {
-                format!("m[{head}][{feature}] crossed {value} at tau = {time:.6}{}", error(standard_error))
+                format!("m[{head}][{feature}] crossed {value} at tau = {}{}", number(*time), error(standard_error))
             }
             Self::StepBudget { time, steps, rejected } => format!(
-                "the solver used its {steps} steps ({rejected} rejected) by tau = {time:.6}: raise --max-steps, \
-                 loosen --relative-tolerance, or try --method bdf"
+                "the solver used its {steps} steps ({rejected} rejected) by tau = {}: raise --max-steps, \
+                 loosen --relative-tolerance, or try --method bdf",
+                number(*time)
             ),
             Self::StepTooSmall { time, steps, rejected } => format!(
-                "the solver's step shrank to nothing at tau = {time:.6} ({steps} steps, {rejected} rejected): \
-                 loosen --relative-tolerance, or try --method bdf"
+                "the solver's step shrank to nothing at tau = {} ({steps} steps, {rejected} rejected): \
+                 loosen --relative-tolerance, or try --method bdf",
+                number(*time)
             ),
             Self::NotFinite { time, variable } => format!(
-                "the derivative of {variable} is not finite just after tau = {time:.6}: \
-                 the learning rate is too large for this start, lower --gamma"
+                "the derivative of {variable} is not finite just after tau = {}: \
+                 check the sizes of theta and of the start, or lower --gamma",
+                number(*time)
             ),
             Self::LeftCone { time, pivot } => format!(
-                "r - m m^T stops being positive semi-definite just after tau = {time:.6} (pivot {pivot:.3e}): \
-                 lower --gamma, or tighten --relative-tolerance"
+                "r - m m^T stops being positive semi-definite just after tau = {} (pivot {pivot:.3e}): \
+                 lower --gamma, or tighten --relative-tolerance",
+                number(*time)
             ),
             Self::Diverged { step, time, replica } => {
-                format!("SGD diverged at step {step} (tau = {time:.6}, replica {replica}): lower --gamma")
+                format!("SGD diverged at step {step} (tau = {}, replica {replica}): lower --gamma", number(*time))
             }
-            Self::Interrupted { time } => format!("interrupted at tau = {time:.6}; what was recorded is kept"),
+            Self::Interrupted { time } => format!("interrupted at tau = {}; what was recorded is kept", number(*time)),
         }
     }
 
     /// Whether the run did what it was asked to: it completed or met an event.
     pub fn as_requested(&self) -> bool {
         matches!(self, Self::Completed | Self::LossBelow { .. } | Self::AlignmentCrossed { .. })
+    }
+}
+
+/// A time as a person writes it.
+fn number(time: f64) -> String {
+    if time == 0.0 || (1e-3..1e7).contains(&time) {
+        let text = format!("{time:.6}");
+        text.trim_end_matches('0').trim_end_matches('.').to_string()
+    } else {
+        format!("{time:.3e}")
     }
 }

@@ -9,6 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, finite};
 use crate::random::normal_quantile;
 
+/// Most features.
+const MAX_FEATURES: usize = 1024;
+
+/// Largest root mean square of a feature.
+const MAX_SIGNAL: f64 = 1e6;
+
 /// The distribution `P_theta` of the hidden weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
@@ -65,6 +71,23 @@ impl Theta {
         if f == 0 {
             return Err(Error::invalid("theta", "needs at least one feature"));
         }
+        if f > MAX_FEATURES {
+            return Err(Error::invalid("theta", format!("has {f} features, above the limit of {MAX_FEATURES}")));
+        }
+        self.check_shape(f)?;
+        let size = self.second_moment().diagonal().amax().sqrt();
+        if size > MAX_SIGNAL {
+            return Err(Error::invalid(
+                "theta",
+                format!(
+                    "has features of size {size:.1e}; tokens are held in single precision, which ends the sense of it at {MAX_SIGNAL:.0e}"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_shape(&self, f: usize) -> Result<(), Error> {
         match self {
             Self::Flip { nu } => nu.iter().try_for_each(|&v| finite("theta.nu", v)),
             Self::Gaussian { mean, sd, cov } => {

@@ -23,6 +23,14 @@ use crate::kernels::{self, BLOCK, WIDTH};
 /// of single precision: SGD has diverged.
 const DIVERGED: f64 = 1e30;
 
+/// Whether a score or coefficient is one to go on with; a NaN is not.
+fn in_range(value: f64) -> bool {
+    value.abs() < DIVERGED
+}
+
+/// Memory that the keys and tokens of one replica may take, in bytes.
+const MEMORY_LIMIT: usize = 8 << 30;
+
 /// What all replicas of a simulation share.
 #[derive(Debug, Clone)]
 pub struct Sgd {
@@ -97,6 +105,20 @@ impl Sgd {
             return Err(Error::invalid(
                 "gamma",
                 format!("SGD needs a positive learning rate, got {} (gamma = 0 is the flow's limit)", self.gamma),
+            ));
+        }
+        let bytes = (heads * if self.batch > 1 { 2 } else { 1 } + self.task.length())
+            .saturating_mul(kernels::stride(self.dimension.min(1 << 33)))
+            .saturating_mul(size_of::<f32>());
+        if bytes > MEMORY_LIMIT || self.dimension > 1 << 33 {
+            return Err(Error::invalid(
+                "dimension",
+                format!(
+                    "the keys and tokens of one replica at D = {} need {} GiB, above the limit of {} GiB",
+                    self.dimension,
+                    bytes >> 30,
+                    MEMORY_LIMIT >> 30
+                ),
             ));
         }
         if self.batch == 0 {
@@ -264,7 +286,7 @@ impl Replica {
                 largest = if g.abs() > largest || g.is_nan() { g.abs() } else { largest };
                 *w = (-rate * g) as f32;
             }
-            if !(largest * rate < DIVERGED) {
+            if !in_range(largest * rate) {
                 return Err(Diverged { step: self.step });
             }
             for (sum, g) in gradient_of_biases.iter_mut().zip(scores.chunks_exact(length)) {
@@ -280,7 +302,7 @@ impl Replica {
         for (s, gb) in scale.iter_mut().zip(&*gradient_of_biases) {
             *s = if half_norm { (1.0 + rate * gb) as f32 } else { 1.0 };
         }
-        if scale.iter().any(|s| !(f64::from(s.abs()) < DIVERGED)) {
+        if scale.iter().any(|s| !in_range(f64::from(*s))) {
             return Err(Diverged { step: self.step });
         }
         if batch > 1 {
@@ -338,7 +360,7 @@ impl Replica {
             };
             for s in scores {
                 *s += b;
-                if !(s.abs() < DIVERGED) {
+                if !in_range(*s) {
                     *s = f64::NAN;
                 }
             }

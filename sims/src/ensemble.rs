@@ -65,6 +65,16 @@ pub fn simulate(sgd: &Sgd, start: &Start, options: &Options, watch: &dyn Watch) 
     if times.is_empty() || !times.iter().all(|t| t.is_finite() && *t >= 0.0) || !times.is_sorted_by(|a, b| a < b) {
         return Err(Error::invalid("times", "must be finite, not negative and strictly increasing"));
     }
+    if let Some(last) = times.last().filter(|&&last| last > 0.0 && sgd.step_at(last) == 0) {
+        return Err(Error::invalid(
+            "gamma",
+            format!(
+                "one step at D = {} advances tau by gamma / D = {:e}, beyond the last time {last}: lower --gamma, or raise --tau",
+                sgd.dimension,
+                sgd.time_step()
+            ),
+        ));
+    }
     let runs: Vec<Run> = (0..options.replicas)
         .into_par_iter()
         .map(|index| run(sgd, start, options, index, watch))

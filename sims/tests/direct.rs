@@ -134,7 +134,10 @@ fn a_step_is_minus_the_gradient_of_the_loss() {
                 // Keys are held in single precision: rounding alone moves them by 1e-7 of their size a step.
                 let moved = (m - keys.columns(0, 2)).amax();
                 let turned = (&r - &keys * keys.transpose()).amax();
-                assert!(moved < 5e-6 && turned < 5e-6, "{attention:?}, batch {batch}, step {step}: {moved:e} {turned:e}");
+                assert!(
+                    moved < 5e-6 && turned < 5e-6,
+                    "{attention:?}, batch {batch}, step {step}: {moved:e} {turned:e}"
+                );
             }
         }
     }

@@ -5,6 +5,7 @@ use headflow::model::Error;
 use headflow::model::random::philox;
 use serde_json::json;
 
+use super::say;
 use crate::cli::Request;
 
 /// The widest vectors that the kernels use here.
@@ -54,23 +55,24 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "memory_available_gib": gib(system.available_memory()),
         "random_generator_known_answer": known,
     });
-    if request.json {
-        print!("{}", to_text(&result));
+    let text = if request.json {
+        to_text(&result)
     } else {
-        println!("headflow   {} ({})", headflow::VERSION, headflow::GIT_REVISION);
-        println!("system     {} on {}", std::env::consts::OS, std::env::consts::ARCH);
-        println!("cores      {cores}, of which {} are used (--threads)", rayon::current_num_threads());
-        println!("SIMD       {}", simd());
-        println!(
-            "memory     {:.1} GiB, {:.1} GiB available",
+        format!(
+            "headflow   {} ({})\nsystem     {} on {}\ncores      {cores}, of which {} are used (--threads)\nSIMD       {}\n\
+             memory     {:.1} GiB, {:.1} GiB available\nrandom     {}\n",
+            headflow::VERSION,
+            headflow::GIT_REVISION,
+            std::env::consts::OS,
+            std::env::consts::ARCH,
+            rayon::current_num_threads(),
+            simd(),
             gib(system.total_memory()),
-            gib(system.available_memory())
-        );
-        println!(
-            "random     {}",
+            gib(system.available_memory()),
             if known { "known answers reproduced" } else { "WRONG: known answers not reproduced" }
-        );
-    }
+        )
+    };
+    say(&text);
     if known {
         Ok(0)
     } else {

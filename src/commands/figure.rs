@@ -9,7 +9,7 @@ use headflow::spec::{Purpose, Spec};
 use serde_json::{Map, Value, json};
 
 use super::compare::{code, compare};
-use super::{Clock, document, names, print};
+use super::{Clock, document, names, print, say};
 use crate::cli::Request;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
@@ -75,7 +75,12 @@ fn compute(request: &Request, spec: &Spec) -> Result<(PathBuf, u8), Error> {
         let mut folder = RunFolder::prepare(Some(&path), "compare", request.force)?;
         let (comparison, _) = compare(&spec, &mut folder, request.quiet, activation.name())?;
         if !request.quiet && !request.json {
-            println!("{}: {:?}: {}", activation.name(), comparison.agreement.outcome, comparison.agreement.summary);
+            say(&format!(
+                "{}: {:?}: {}\n",
+                activation.name(),
+                comparison.agreement.outcome,
+                comparison.agreement.summary
+            ));
         }
         outcomes.insert(activation.name().into(), json!(comparison.agreement.outcome));
         let code = code(&comparison);

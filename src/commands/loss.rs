@@ -10,6 +10,9 @@ use serde_json::{Map, Value, json};
 use super::{Clock, document, print};
 use crate::cli::Request;
 
+/// A number of the document: its name, that of its standard error, and where it is found.
+type Part = (&'static str, &'static str, fn(&Loss) -> f64);
+
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let folder = request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "loss", request.force)).transpose()?;
@@ -22,7 +25,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
             QuasiMonteCarlo::new(&task, point.heads(), attention, count, spec.seed, scramble).map(|q| q.loss(&at))
         })
         .collect::<Result<_, _>>()?;
-    let parts: [(&str, &str, fn(&Loss) -> f64); 3] = [
+    let parts: [Part; 3] = [
         ("loss", "standard_error", |l| l.value()),
         ("mean_attention_on_relevant", "mean_attention_on_relevant_standard_error", |l| l.attention_on_relevant),
         ("second_moment", "second_moment_standard_error", |l| l.second_moment),

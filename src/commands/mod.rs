@@ -41,7 +41,7 @@ pub fn run(request: &Request) -> Result<u8, Error> {
     let spec = Spec::from_map(&request.fields)?.complete(purpose)?;
     if request.print_spec {
         let document = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;
-        print!("{}", to_text(&document));
+        say(&to_text(&document));
         return Ok(0);
     }
     match request.command.as_str() {
@@ -195,12 +195,18 @@ fn exit_code(stop: &StopReason) -> u8 {
     }
 }
 
+/// Prints to standard output. A reader that has gone away, as in `| head`, is no error.
+fn say(text: &str) {
+    use std::io::Write;
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
 /// Prints the result: the document for programs, `text` for people.
 fn print(request: &Request, document: &Value, text: &str) {
     if request.json {
-        print!("{}", to_text(document));
+        say(&to_text(document));
     } else if !request.quiet {
-        print!("{text}");
+        say(text);
     }
 }
 

@@ -65,7 +65,7 @@ pub fn last_finite(ensemble: &Ensemble) -> String {
     let norms: Vec<String> = (0..heads)
         .map(|h| format!("{:.3e}", row[shape.index(headflow::model::Quantity::Overlap { head: h, other: h })]))
         .collect();
-    format!("last finite state at tau = {time:.6}: |k_h|^2 = [{}]; what was recorded is kept\n", norms.join(", "))
+    format!("last finite state at tau = {time:e}: |k_h|^2 = [{}]; what was recorded is kept\n", norms.join(", "))
 }
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
