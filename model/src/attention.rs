@@ -1,4 +1,4 @@
-//! Multi-head attention on an `H x L` score matrix, forward and backward (model.md section 2).
+//! Multi-head attention on an `H x L` score matrix, forward and backward (`theory/README.md` section 2).
 //!
 //! ```text
 //! softmax        A_hl = e^{s_hl} / sum_l' e^{s_hl'}
@@ -107,7 +107,7 @@ pub struct Attention {
 }
 
 impl From<Activation> for Attention {
-    /// The defaults of model.md section 2: softmax with mean and no bias, the others with sum and
+    /// The defaults of `theory/README.md` section 2: softmax with mean and no bias, the others with sum and
     /// trained biases.
     fn from(activation: Activation) -> Self {
         match activation {
@@ -146,7 +146,7 @@ impl Attention {
         check_matrix("scores", heads, length, scores)?;
         let mut weights = scores.to_vec();
         let mut combined = vec![0.0; length];
-        self.forward_lanes(heads, length, &mut Lanes::new(1), &mut weights, &mut combined);
+        self.forward_in_place(heads, length, &mut weights, &mut combined);
         Ok((weights, combined))
     }
 
@@ -159,7 +159,7 @@ impl Attention {
         check_matrix("weights", heads, length, weights)?;
         check_matrix("q", 1, length, q)?;
         let mut gradient = weights.to_vec();
-        self.backward_lanes(heads, length, &mut Lanes::new(1), &mut gradient, q);
+        self.backward_in_place(heads, length, &mut gradient, q);
         Ok(gradient)
     }
 
@@ -174,9 +174,22 @@ impl Attention {
         scores: &mut [f64],
         combined: &mut [f64],
     ) {
+        self.forward_with(heads, length, &mut lanes.largest, &mut lanes.sum, scores, combined);
+    }
+
+    /// The forward pass on as many samples as `largest` and `sum`, its working space, are long.
+    #[inline(always)]
+    fn forward_with(
+        &self,
+        heads: usize,
+        length: usize,
+        largest: &mut [f64],
+        sum: &mut [f64],
+        scores: &mut [f64],
+        combined: &mut [f64],
+    ) {
         let may_switch_off = self.activation == Activation::Softmax1;
-        let count = lanes.count();
-        let (largest, sum) = (&mut lanes.largest[..], &mut lanes.sum[..]);
+        let count = sum.len();
         let size = self.group(heads, length) * count;
         for group in scores.chunks_exact_mut(size) {
             largest.fill(if may_switch_off { 0.0 } else { f64::NEG_INFINITY });
@@ -230,9 +243,14 @@ impl Attention {
     /// `d loss / d s` in place. Nothing is checked.
     #[inline(always)]
     pub fn backward_lanes(&self, heads: usize, length: usize, lanes: &mut Lanes, weights: &mut [f64], q: &[f64]) {
+        self.backward_with(heads, length, &mut lanes.sum, weights, q);
+    }
+
+    /// The backward pass on as many samples as `average`, its working space, is long.
+    #[inline(always)]
+    fn backward_with(&self, heads: usize, length: usize, average: &mut [f64], weights: &mut [f64], q: &[f64]) {
         let gain = self.gain(heads);
-        let count = lanes.count();
-        let average = &mut lanes.sum[..];
+        let count = average.len();
         for group in weights.chunks_exact_mut(self.group(heads, length) * count) {
             average.fill(0.0);
             for row in group.chunks_exact(length * count) {
@@ -253,22 +271,15 @@ impl Attention {
     }
 
     /// [`Attention::forward`] of one sample in place, compiled for the machine it runs on; nothing is
-    /// checked. `lanes` holds one sample.
-    pub fn forward_in_place(
-        &self,
-        heads: usize,
-        length: usize,
-        lanes: &mut Lanes,
-        scores: &mut [f64],
-        combined: &mut [f64],
-    ) {
-        forward_dispatched(self, heads, length, lanes, scores, combined);
+    /// checked.
+    pub fn forward_in_place(&self, heads: usize, length: usize, scores: &mut [f64], combined: &mut [f64]) {
+        forward_dispatched(self, heads, length, scores, combined);
     }
 
     /// [`Attention::backward`] of one sample in place, compiled for the machine it runs on; nothing
-    /// is checked. `lanes` holds one sample.
-    pub fn backward_in_place(&self, heads: usize, length: usize, lanes: &mut Lanes, weights: &mut [f64], q: &[f64]) {
-        backward_dispatched(self, heads, length, lanes, weights, q);
+    /// is checked.
+    pub fn backward_in_place(&self, heads: usize, length: usize, weights: &mut [f64], q: &[f64]) {
+        backward_dispatched(self, heads, length, weights, q);
     }
 
     /// Number of entries that are normalised together.
@@ -281,28 +292,20 @@ impl Attention {
     }
 }
 
-#[multiversion(targets("x86_64+avx2+fma+bmi1+bmi2"))]
-fn forward_dispatched(
-    attention: &Attention,
-    heads: usize,
-    length: usize,
-    lanes: &mut Lanes,
-    scores: &mut [f64],
-    combined: &mut [f64],
-) {
-    attention.forward_lanes(heads, length, lanes, scores, combined);
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl+avx2+fma+bmi1+bmi2",
+    "x86_64+avx2+fma+bmi1+bmi2"
+))]
+fn forward_dispatched(attention: &Attention, heads: usize, length: usize, scores: &mut [f64], combined: &mut [f64]) {
+    attention.forward_with(heads, length, &mut [0.0], &mut [0.0], scores, combined);
 }
 
-#[multiversion(targets("x86_64+avx2+fma+bmi1+bmi2"))]
-fn backward_dispatched(
-    attention: &Attention,
-    heads: usize,
-    length: usize,
-    lanes: &mut Lanes,
-    weights: &mut [f64],
-    q: &[f64],
-) {
-    attention.backward_lanes(heads, length, lanes, weights, q);
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl+avx2+fma+bmi1+bmi2",
+    "x86_64+avx2+fma+bmi1+bmi2"
+))]
+fn backward_dispatched(attention: &Attention, heads: usize, length: usize, weights: &mut [f64], q: &[f64]) {
+    attention.backward_with(heads, length, &mut [0.0], weights, q);
 }
 
 fn check_matrix(field: &str, rows: usize, columns: usize, matrix: &[f64]) -> Result<(), Error> {

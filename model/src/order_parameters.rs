@@ -1,4 +1,4 @@
-//! The order parameters of the keys (model.md section 4).
+//! The order parameters of the keys (`theory/README.md` section 4).
 //!
 //! ```text
 //! m_hf = k_h . k*_f  (H x F),   r_hh' = k_h . k_h'  (H x H),   b_h  (H)

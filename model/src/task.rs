@@ -1,4 +1,4 @@
-//! The single-location task (model.md section 1).
+//! The single-location task (`theory/README.md` section 1).
 //!
 //! ```text
 //! eps ~ Unif{1..L},  theta ~ P_theta,  X_l = Z_l + 1{l = eps} sum_f theta_f k*_f,  y = X_eps

@@ -1,4 +1,4 @@
-//! The hidden weights `theta ~ P_theta` on `R^F` (model.md section 1).
+//! The hidden weights `theta ~ P_theta` on `R^F` (`theory/README.md` section 1).
 //!
 //! Every distribution is given as a map from a fixed number of independent uniforms on (0, 1),
 //! so that pseudo-random and quasi-random points draw from the same law by the same code.

@@ -1,4 +1,4 @@
-//! Direct online SGD in `D` dimensions (model.md section 5), with the exact finite-`D` gradient.
+//! Direct online SGD in `D` dimensions (`theory/README.md` section 5), with the exact finite-`D` gradient.
 //!
 //! ```text
 //! loss = d^T G d,  G = X X^T / D,  d_l = a_l - 1{l = eps}     (fresh X every step)
@@ -14,7 +14,7 @@
 
 use aligned_vec::{AVec, avec};
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Attention, Bias, Error, Lanes, OrderParameters, Task, biases};
+use headflow_model::{Attention, Bias, Error, OrderParameters, Task, biases};
 use nalgebra::DMatrix;
 
 use crate::kernels::{self, BLOCK, WIDTH};
@@ -205,7 +205,6 @@ impl Sgd {
                 uniforms: vec![0.0; 1 + self.task.sampler().uniforms()],
                 theta: vec![0.0; features],
                 sums: avec![0.0; length * WIDTH],
-                lanes: Lanes::new(1),
             },
         })
     }
@@ -244,7 +243,6 @@ struct Workspace {
     uniforms: Vec<f64>,
     theta: Vec<f64>,
     sums: AVec<f32>,
-    lanes: Lanes,
 }
 
 impl Replica {
@@ -365,13 +363,7 @@ impl Replica {
                 }
             }
         }
-        self.sgd.attention.forward_in_place(
-            self.heads,
-            length,
-            &mut space.lanes,
-            &mut space.scores,
-            &mut space.combined,
-        );
+        self.sgd.attention.forward_in_place(self.heads, length, &mut space.scores, &mut space.combined);
         for (l, (d, a)) in space.d.iter_mut().zip(&space.combined).enumerate() {
             *d = (a - if l == relevant { 1.0 } else { 0.0 }) as f32;
         }
@@ -379,6 +371,6 @@ impl Replica {
         for q in &mut space.q {
             *q *= 2.0 / dimension as f64;
         }
-        self.sgd.attention.backward_in_place(self.heads, length, &mut space.lanes, &mut space.scores, &space.q);
+        self.sgd.attention.backward_in_place(self.heads, length, &mut space.scores, &space.q);
     }
 }

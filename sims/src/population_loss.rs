@@ -9,10 +9,10 @@
 //! E[loss | x, c] = d^T (x^T x + c^T c) d / D + (1 - (F + H) / D) |d|^2
 //! ```
 //!
-//! which is the loss `E[d^T G d]` of model.md section 3 at this `D`, exactly in expectation.
+//! which is the loss `E[d^T G d]` of `theory/README.md` section 3 at this `D`, exactly in expectation.
 
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Attention, Error, Lanes, Task, lower_factor, mean_and_error};
+use headflow_model::{Attention, Error, Task, lower_factor, mean_and_error};
 use nalgebra::DMatrix;
 
 /// Mean loss of `samples` fresh samples at keys with overlaps `m`, `r` and biases `b`, with its
@@ -40,7 +40,6 @@ pub fn population_loss(
     // Token l, coordinate j: x first, then c; the relevant token is token 0 by exchangeability.
     let mut values = vec![0.0f32; length * rows];
     let (mut scores, mut combined) = (vec![0.0; heads * length], vec![0.0; length]);
-    let mut lanes = Lanes::new(1);
     let rest = 1.0 - rows as f64 / dimension as f64;
     let losses: Vec<f64> = (0..samples as u64)
         .map(|sample| {
@@ -57,7 +56,7 @@ pub fn population_loss(
                     scores[h * length + l] = along + outside + b[h];
                 }
             }
-            attention.forward_in_place(heads, length, &mut lanes, &mut scores, &mut combined);
+            attention.forward_in_place(heads, length, &mut scores, &mut combined);
             combined[0] -= 1.0;
             let noise: f64 = combined.iter().map(|d| d * d).sum();
             let spanned: f64 = (0..rows)

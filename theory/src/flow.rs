@@ -1,4 +1,4 @@
-//! The flow of the order parameters (model.md section 5; derivation in `theory/README.md`).
+//! The flow of the order parameters (`theory/README.md` sections 5 and 6).
 //!
 //! With the moments of [`crate::moments`] and `U = m E[g x^T]^T + C E[g c^T]^T`,
 //!

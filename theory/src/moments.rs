@@ -1,4 +1,4 @@
-//! What the flow needs to know about the data: moments at given keys (model.md sections 3 to 5).
+//! What the flow needs to know about the data: moments at given keys (`theory/README.md`, sections 3 to 5).
 //!
 //! In the coordinates `k_h = sum_f m_hf k*_f + sum_j C_hj e_j`, the scores are
 //!

@@ -1,4 +1,4 @@
-//! Population averages by randomised quasi-Monte Carlo over the Gaussians of model.md section 4.
+//! Population averages by randomised quasi-Monte Carlo over the Gaussians of `theory/README.md` section 4.
 //!
 //! One point is `(theta, x, c)`: `F` or fewer uniforms for `theta`, then token by token, the
 //! relevant one first, the normals `x_fl` and `c_jl`. The points are a Sobol sequence with
