@@ -81,7 +81,7 @@ pub const FIELDS: &[Field] = &[
         LEARNING,
         "given: keys with the overlaps m0, r0 | random: keys N(0, key_scale^2 / D) [default: given]",
     ),
-    field("m0", Kind::Matrix, LEARNING, "Initial alignments, H rows of F [default: a fixed pattern of size 0.1]"),
+    field("m0", Kind::Matrix, LEARNING, "Initial alignments, H rows of F [default: a fixed pattern, 0.1 on feature 0, 0.03 on others]"),
     field("r0", Kind::Matrix, LEARNING, "Initial overlaps, H x H [default: m0 m0^T + key_scale^2 I]"),
     field("b0", Kind::List, LEARNING, "Initial trained biases, length H [default: 0]"),
     field("key_scale", Kind::Number, LEARNING, "Size of the initial keys outside the spikes [default: 0.5]"),
@@ -633,7 +633,7 @@ impl Spec {
 fn default_alignments(heads: usize, features: usize) -> DMatrix<f64> {
     DMatrix::from_fn(heads, features, |h, f| {
         let sign = if (h >> f.min(usize::BITS as usize - 1)) & 1 == 0 { 1.0 } else { -1.0 };
-        let size = if f == 0 { 0.1 } else { 0.06 };
+        let size = if f == 0 { 0.1 } else { 0.03 };
         // Slightly different sizes, so that no two heads are the same.
         sign * size * (0.84 + 0.08 * ((7 * h + 3 * f) % 5) as f64)
     })
