@@ -81,7 +81,12 @@ pub const FIELDS: &[Field] = &[
         LEARNING,
         "given: keys with the overlaps m0, r0 | random: keys N(0, key_scale^2 / D) [default: given]",
     ),
-    field("m0", Kind::Matrix, LEARNING, "Initial alignments, H rows of F [default: a fixed pattern, 0.1 on feature 0, 0.03 on others]"),
+    field(
+        "m0",
+        Kind::Matrix,
+        LEARNING,
+        "Initial alignments, H rows of F [default: a fixed pattern, 0.1 on feature 0, 0.03 on others]",
+    ),
     field("r0", Kind::Matrix, LEARNING, "Initial overlaps, H x H [default: m0 m0^T + key_scale^2 I]"),
     field("b0", Kind::List, LEARNING, "Initial trained biases, length H [default: 0]"),
     field("key_scale", Kind::Number, LEARNING, "Size of the initial keys outside the spikes [default: 0.5]"),
