@@ -8,13 +8,15 @@
 //! delta_D = a + b / D + noise,     a = 0 if theory and simulation agree.
 //! ```
 //!
-//! With two or more dimensions `a` is the intercept of a weighted least-squares line, and its
-//! standard error follows from the replicas' spread and, once, from the theory's own error. Few
-//! replicas make a standard error uncertain: `a / se(a)` is a Student `t` (Welch-Satterthwaite
-//! degrees of freedom), and is reported as the normal deviate of equal probability, "standard
-//! errors" below. The verdict is `agree` when no quantity at any time deviates by more than
-//! [`THRESHOLD`] of them. With one dimension `a` and `b / D` cannot be told apart, and the verdict
-//! is `undetermined`.
+//! With two or more dimensions `a` is the intercept of a line in `1/D`, least squares with weights
+//! `D` (the spread falls as `1/D`). A replica draws from the same random streams at every dimension,
+//! so the intercept is taken replica by replica, `a_k = sum_D w_D delta_Dk`: the shared noise
+//! cancels in part, and the `a_k` are independent of each other. Their mean has a standard error
+//! from their spread, to which the theory's own error is added, once. Few replicas make a standard
+//! error uncertain: `a / se(a)` is a Student `t` (Welch-Satterthwaite degrees of freedom), and is
+//! reported as the normal deviate of equal probability, "standard errors" below. The verdict is
+//! `agree` when no quantity at any time deviates by more than [`THRESHOLD`] of them. With one
+//! dimension `a` and `b / D` cannot be told apart, and the verdict is `undetermined`.
 
 use headflow_model::{Quantity, Shape, Trajectory, mean_and_error};
 use serde::{Deserialize, Serialize};
@@ -34,6 +36,8 @@ pub struct Measured<'a> {
     pub predicted: Vec<&'a Trajectory>,
     /// Standard error of the flow.
     pub predicted_error: Option<&'a Trajectory>,
+    /// Standard error of the flow's `tr r` at each time.
+    pub predicted_trace_error: Option<&'a [f64]>,
     /// Number of scrambles behind that error.
     pub scrambles: usize,
 }
@@ -179,6 +183,7 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
         );
     }
     let shape = first.shape;
+    let weights = intercept_weights(&dimensions);
     let mut rows = Vec::new();
     let mut comparisons = 0;
     for (quantity, mut row) in compared(shape) {
@@ -188,28 +193,32 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
         for t in 0..times {
             let time = first.times[t];
             let theory = theory_variance(measured, shape, t, quantity);
-            let samples: Vec<Sample> = measured.iter().map(|m| sample(m, shape, t, quantity)).collect();
+            let rounding = ROUNDING * (1.0 + value(shape, &measured[0].predicted[0].rows[t], quantity).abs());
+            let differences: Vec<Vec<f64>> = measured.iter().map(|m| differences(m, shape, t, quantity)).collect();
+            let samples: Vec<Sample> = differences.iter().map(|d| Sample::of(d)).collect();
             for (worst, sample) in worst.iter_mut().zip(&samples) {
-                keep_larger(worst, deviation(time, sample.mean, &[(1.0, *sample), (1.0, theory)]));
+                keep_larger(worst, deviation(time, sample.mean, [*sample, theory], rounding));
             }
             if at_worst.is_none_or(|(_, largest)| samples[samples.len() - 1].mean.abs() > largest) {
                 let last = samples[samples.len() - 1].mean.abs();
                 at_worst = Some((t, last));
             }
-            if let Some(weights) = intercept_weights(&dimensions, &samples) {
-                let a: f64 = weights.iter().zip(&samples).map(|(w, s)| w * s.mean).sum();
-                let mut parts: Vec<(f64, Sample)> = weights.iter().copied().zip(samples.iter().copied()).collect();
-                parts.push((1.0, theory));
-                let found = deviation(time, a, &parts);
-                comparisons += usize::from(found.standard_error > 0.0);
+            if let Some(weights) = &weights {
+                // Replica by replica: the noise that the dimensions share is in every term.
+                let intercepts: Vec<f64> =
+                    (0..replicas).map(|k| weights.iter().zip(&differences).map(|(w, d)| w * d[k]).sum()).collect();
+                let a = Sample::of(&intercepts);
+                let found = deviation(time, a.mean, [a, theory], rounding);
+                comparisons += usize::from(found.standard_error > rounding);
                 keep_larger(&mut worst_extrapolated, found);
             }
         }
         row.at_dimensions = worst.into_iter().flatten().collect();
         row.extrapolated = worst_extrapolated;
         row.bias_coefficient = at_worst.and_then(|(t, _)| {
-            let samples: Vec<Sample> = measured.iter().map(|m| sample(m, shape, t, quantity)).collect();
-            slope(&dimensions, &samples)
+            let means: Vec<f64> =
+                measured.iter().map(|m| Sample::of(&differences(m, shape, t, quantity)).mean).collect();
+            slope(&dimensions, &means)
         });
         rows.push(row);
     }
@@ -246,9 +255,14 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
     let list = dimensions.iter().map(|d| d.to_string()).collect::<Vec<_>>().join(", ");
     let (outcome, relation) =
         if size <= THRESHOLD { (Outcome::Agree, "within") } else { (Outcome::Disagree, "beyond") };
+    let alone = if measured.iter().any(|m| m.scrambles < 2) {
+        "; one scramble leaves the theory's own error out (use --scrambles 8)"
+    } else {
+        ""
+    };
     let summary = format!(
-        "extrapolated from D = {list} to infinity, the largest of {comparisons} deviations is {size:.1} standard \
-         errors ({name} at tau = {}: {:+.2e} +- {:.1e}), {relation} the {THRESHOLD} that a correct theory may have",
+        "extrapolated from D = {list} to infinity, the largest of {comparisons} deviations is {size:.2} standard \
+         errors ({name} at tau = {}: {:+.2e} +- {:.1e}), {relation} the {THRESHOLD} that a correct theory may have{alone}",
         (found.time * 1e6).round() / 1e6,
         found.value,
         found.standard_error
@@ -256,29 +270,31 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
     Agreement { outcome, summary, threshold: THRESHOLD, dimensions, worst, rows }
 }
 
-/// Mean over replicas of simulation less theory.
-fn sample(measured: &Measured<'_>, shape: Shape, t: usize, quantity: Option<Quantity>) -> Sample {
-    let values = measured.simulated.iter().enumerate().map(|(i, run)| {
-        let theory = measured.predicted[if measured.predicted.len() == 1 { 0 } else { i }];
-        value(shape, &run.rows[t], quantity) - value(shape, &theory.rows[t], quantity)
-    });
-    let (mean, error) = mean_and_error(values);
-    Sample { mean, variance: error * error, freedom: measured.simulated.len() as f64 - 1.0 }
+impl Sample {
+    /// The mean of independent values.
+    fn of(values: &[f64]) -> Self {
+        let (mean, error) = mean_and_error(values.iter().copied());
+        Self { mean, variance: error * error, freedom: values.len() as f64 - 1.0 }
+    }
+}
+
+/// Simulation less theory, replica by replica.
+fn differences(measured: &Measured<'_>, shape: Shape, t: usize, quantity: Option<Quantity>) -> Vec<f64> {
+    let theory = |i: usize| measured.predicted[if measured.predicted.len() == 1 { 0 } else { i }];
+    let runs = measured.simulated.iter().enumerate();
+    runs.map(|(i, run)| value(shape, &run.rows[t], quantity) - value(shape, &theory(i).rows[t], quantity)).collect()
 }
 
 /// The theory's own variance: shared by all dimensions, so it counts once.
 fn theory_variance(measured: &[Measured<'_>], shape: Shape, t: usize, quantity: Option<Quantity>) -> Sample {
     let variance = measured
         .iter()
-        .filter_map(|m| m.predicted_error.filter(|e| t < e.rows.len()))
-        .map(|errors| match quantity {
-            Some(quantity) => errors.rows[t][shape.index(quantity)].powi(2),
-            // The diagonal's errors may be fully correlated: their sum bounds the trace's error.
-            None => (0..shape.heads)
-                .map(|h| errors.rows[t][shape.index(Quantity::Overlap { head: h, other: h })])
-                .sum::<f64>()
-                .powi(2),
+        .filter_map(|m| match quantity {
+            Some(quantity) => Some(m.predicted_error?.rows.get(t)?[shape.index(quantity)]),
+            None => m.predicted_trace_error?.get(t).copied(),
         })
+        .filter(|error| error.is_finite())
+        .map(|error| error * error)
         .fold(0.0, f64::max);
     let scrambles = measured.iter().map(|m| m.scrambles).min().unwrap_or(1);
     Sample { mean: 0.0, variance, freedom: (scrambles as f64 - 1.0).max(1.0) }
@@ -290,19 +306,19 @@ fn keep_larger(kept: &mut Option<Deviation>, found: Deviation) {
     }
 }
 
-/// The deviation `value` whose variance is `sum w^2 v` over the parts.
-fn deviation(time: f64, value: f64, parts: &[(f64, Sample)]) -> Deviation {
-    // Below single precision, in which keys are held, there is nothing to compare.
-    let rounding = 1e-6;
-    let variances = parts.iter().map(|(w, s)| (w * w * s.variance, s.freedom));
-    let variance: f64 = variances.clone().map(|(v, _)| v).sum();
-    let error = variance.sqrt();
-    if error <= rounding && value.abs() <= 10.0 * rounding {
-        return Deviation { time, value, standard_error: error, standard_errors: 0.0 };
+/// Single precision, in which keys are held: relative differences below this are no deviation.
+const ROUNDING: f64 = 1e-6;
+
+/// The deviation `value` whose variance is that of independent parts; what is within `rounding` is
+/// none.
+fn deviation(time: f64, value: f64, parts: [Sample; 2], rounding: f64) -> Deviation {
+    let variance: f64 = parts.iter().map(|p| p.variance).sum();
+    if value.abs() <= rounding {
+        return Deviation { time, value, standard_error: variance.sqrt(), standard_errors: 0.0 };
     }
-    let error = error.max(rounding);
+    let error = variance.sqrt().max(rounding);
     let freedom = if variance > 0.0 {
-        variance * variance / variances.map(|(v, f)| v * v / f).sum::<f64>()
+        variance * variance / parts.iter().map(|p| p.variance * p.variance / p.freedom).sum::<f64>()
     } else {
         f64::INFINITY
     };
@@ -321,34 +337,30 @@ fn normal_deviate(t: f64, freedom: f64) -> f64 {
     deviate.copysign(t)
 }
 
-/// Weights `w` of the intercept `a = sum w_D delta_D` of a weighted line in `1/D`.
-fn intercept_weights(dimensions: &[usize], samples: &[Sample]) -> Option<Vec<f64>> {
+/// Weights `w` of the intercept `a = sum w_D delta_D` of a line in `1/D`, least squares weighted by `D`.
+/// They sum to 1, and `sum w_D / D = 0`.
+fn intercept_weights(dimensions: &[usize]) -> Option<Vec<f64>> {
     if dimensions.len() < 2 {
         return None;
     }
-    let x: Vec<f64> = dimensions.iter().map(|&d| 1.0 / d as f64).collect();
-    // A spread falls as 1/D: where a sample's own variance is zero (the start), that serves.
-    let p: Vec<f64> = if samples.iter().all(|s| s.variance > 0.0) {
-        samples.iter().map(|s| 1.0 / s.variance).collect()
-    } else {
-        dimensions.iter().map(|&d| d as f64).collect()
-    };
-    let sum = |f: &dyn Fn(usize) -> f64| (0..x.len()).map(f).sum::<f64>();
-    let (s, sx, sxx) = (sum(&|i| p[i]), sum(&|i| p[i] * x[i]), sum(&|i| p[i] * x[i] * x[i]));
-    let determinant = s * sxx - sx * sx;
-    Some((0..x.len()).map(|i| p[i] * (sxx - sx * x[i]) / determinant).collect())
+    let p: Vec<f64> = dimensions.iter().map(|&d| d as f64).collect();
+    let sum = |f: &dyn Fn(f64) -> f64| p.iter().map(|&d| f(d)).sum::<f64>();
+    // With weights D and abscissa 1/D: sum p = s, sum p x = n, sum p x^2 = sxx.
+    let (s, n, sxx) = (sum(&|d| d), p.len() as f64, sum(&|d| 1.0 / d));
+    let determinant = s * sxx - n * n;
+    Some(p.iter().map(|&d| d * (sxx - n / d) / determinant).collect())
 }
 
-/// The slope `b` of the same line, unweighted.
-fn slope(dimensions: &[usize], samples: &[Sample]) -> Option<f64> {
+/// The slope `b` of a line through `means`, unweighted.
+fn slope(dimensions: &[usize], means: &[f64]) -> Option<f64> {
     if dimensions.len() < 2 {
         return None;
     }
     let n = dimensions.len() as f64;
     let x: Vec<f64> = dimensions.iter().map(|&d| 1.0 / d as f64).collect();
     let mean_x = x.iter().sum::<f64>() / n;
-    let mean_y = samples.iter().map(|s| s.mean).sum::<f64>() / n;
-    let top: f64 = x.iter().zip(samples).map(|(x, s)| (x - mean_x) * (s.mean - mean_y)).sum();
+    let mean_y = means.iter().sum::<f64>() / n;
+    let top: f64 = x.iter().zip(means).map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
     let bottom: f64 = x.iter().map(|x| (x - mean_x).powi(2)).sum();
     Some(top / bottom)
 }
@@ -394,7 +406,8 @@ mod tests {
                 simulated: runs.iter().collect(),
                 predicted: vec![&theory],
                 predicted_error: None,
-                scrambles: 1,
+                predicted_trace_error: None,
+                scrambles: 8,
             })
             .collect();
         judge(&measured, true)
@@ -430,7 +443,8 @@ mod tests {
             simulated: vec![&run[0]],
             predicted: vec![&theory],
             predicted_error: None,
-            scrambles: 1,
+            predicted_trace_error: None,
+            scrambles: 8,
         };
         assert_eq!(judge(&[single], true).outcome, Outcome::Undetermined);
     }
@@ -438,14 +452,22 @@ mod tests {
     #[test]
     fn the_intercept_is_that_of_an_exact_line() {
         let dimensions = [250, 500, 2000];
-        let samples: Vec<Sample> = dimensions
-            .iter()
-            .map(|&d| Sample { mean: 0.7 + 30.0 / d as f64, variance: 1.0 / d as f64, freedom: 7.0 })
-            .collect();
-        let weights = intercept_weights(&dimensions, &samples).unwrap();
-        let a: f64 = weights.iter().zip(&samples).map(|(w, s)| w * s.mean).sum();
+        let means = dimensions.map(|d| 0.7 + 30.0 / d as f64);
+        let weights = intercept_weights(&dimensions).unwrap();
+        assert!((weights.iter().sum::<f64>() - 1.0).abs() < 1e-12);
+        let a: f64 = weights.iter().zip(means).map(|(w, y)| w * y).sum();
         assert!((a - 0.7).abs() < 1e-12);
-        assert!((slope(&dimensions, &samples).unwrap() - 30.0).abs() < 1e-9);
+        assert!((slope(&dimensions, &means).unwrap() - 30.0).abs() < 1e-9);
+        // Two dimensions leave no choice: a = (D2 y2 - D1 y1) / (D2 - D1).
+        assert_eq!(intercept_weights(&[500, 1000]).unwrap(), [-1.0, 2.0]);
+    }
+
+    /// Rounding of single precision is no deviation, however small the spread.
+    #[test]
+    fn rounding_is_no_deviation() {
+        let zero = Sample { mean: 0.0, variance: 0.0, freedom: 7.0 };
+        assert_eq!(deviation(0.0, 4.6e-5, [zero, zero], ROUNDING * 920.0).standard_errors, 0.0);
+        assert!(deviation(0.0, 4.6e-3, [zero, zero], ROUNDING * 920.0).standard_errors > THRESHOLD);
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub struct Request {
     pub from: Option<PathBuf>,
 }
 
+/// The most threads.
+const MAX_THREADS: usize = 1024;
+
 /// Names of figures.
 pub const FIGURES: [&str; 2] = ["comparison", "specialization"];
 
@@ -159,7 +162,7 @@ pub fn build() -> Command {
                 "Draw a figure, from results that exist (--from) or by computing them",
                 "comparison: theory and SGD of one result folder (--from is required).\n\
                  specialization: heads against time for the three activations, theory and SGD together; without --from \
-                 the three comparisons are computed first. A folder that holds them already is not computed again.",
+                 the three comparisons are computed first, into folders of their own.",
                 "Examples:\n  headflow figure comparison --from results/compare\n  headflow figure specialization\n  \
                  headflow figure specialization --tau 100 --dimensions 500 --out my-figure",
             )
@@ -199,10 +202,15 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
         }
     }
     overlay(&mut fields, flags);
+    for name in ["out", "from"] {
+        if text(name).is_some_and(|path| path.is_empty()) {
+            return Err(Error::invalid(name, "the name of a folder is empty"));
+        }
+    }
     let threads = text("threads")
         .map(|t| match t.parse() {
-            Ok(n) if n > 0 => Ok(n),
-            _ => Err(Error::invalid("threads", format!("\"{t}\" is not a positive whole number"))),
+            Ok(n) if (1..=MAX_THREADS).contains(&n) => Ok(n),
+            _ => Err(Error::invalid("threads", format!("\"{t}\" is not a whole number from 1 to {MAX_THREADS}"))),
         })
         .transpose()?;
     Ok(Request {

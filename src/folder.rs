@@ -85,6 +85,13 @@ impl RunFolder {
     /// # Errors
     /// When a file cannot be written.
     pub fn write_series(&mut self, series: &[Series], replicas: &[Replicas<'_>]) -> Result<(), Error> {
+        // What is replaced goes first: a folder with a result.json is whole and of one run.
+        for old in ["result.json", "comparison.png", "comparison.svg"] {
+            match fs::remove_file(self.path.join(old)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(unwritable(&self.path.join(old), &e)),
+                _ => {}
+            }
+        }
         self.write("series.csv", |to| write_csv(series, to))?;
         self.write("series.npz", |to| write_npz(series, replicas, to))
     }
@@ -122,6 +129,9 @@ impl Drop for RunFolder {
         if self.fresh {
             // Fails, as it should, when something is in it after all.
             let _ = fs::remove_dir(&self.path);
+            if self.path.parent() == Some(Path::new(RESULTS)) {
+                let _ = fs::remove_dir(RESULTS);
+            }
         }
     }
 }

@@ -47,7 +47,10 @@ fn main() -> ExitCode {
 }
 
 fn fail(message: &str) -> ExitCode {
-    eprintln!("headflow: {message}");
+    // One line, whatever a file or an argument put into it.
+    let line: String =
+        message.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect();
+    eprintln!("headflow: {line}");
     ExitCode::from(2)
 }
 

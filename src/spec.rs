@@ -274,6 +274,15 @@ const DEFAULT_NUMBERS: usize = 1 << 24;
 /// The most heads: their overlaps are held in full, at every recorded time.
 const MAX_HEADS: usize = 1024;
 
+/// The most samples a step.
+const MAX_BATCH: usize = 1_000_000;
+
+/// The most replicas.
+const MAX_REPLICAS: u32 = 100_000;
+
+/// The most samples that a loss is measured on.
+const MAX_TEST_SAMPLES: usize = 100_000_000;
+
 /// The most times that `records` may ask for.
 const MAX_RECORDS: usize = 1_000_000;
 
@@ -364,8 +373,8 @@ impl Spec {
                 format!("the learning rate must be finite and not negative, got {}", self.gamma),
             ));
         }
-        if self.batch == 0 {
-            return Err(Error::invalid("batch", "there must be at least one sample a step"));
+        if !(1..=MAX_BATCH).contains(&self.batch) {
+            return Err(Error::invalid("batch", format!("must be from 1 to {MAX_BATCH}, got {}", self.batch)));
         }
         if !(self.key_scale.is_finite() && self.key_scale >= 0.0) {
             return Err(Error::invalid(
@@ -539,11 +548,14 @@ impl Spec {
         if self.gamma == 0.0 {
             return Err(Error::invalid("gamma", "SGD needs a positive learning rate; gamma = 0 is the limit of flow"));
         }
-        if self.replicas == 0 {
-            return Err(Error::invalid("replicas", "there must be at least one"));
+        if !(1..=MAX_REPLICAS).contains(&self.replicas) {
+            return Err(Error::invalid("replicas", format!("must be from 1 to {MAX_REPLICAS}, got {}", self.replicas)));
         }
-        if self.test_samples < 2 {
-            return Err(Error::invalid("test_samples", "must be at least 2"));
+        if !(2..=MAX_TEST_SAMPLES).contains(&self.test_samples) {
+            return Err(Error::invalid(
+                "test_samples",
+                format!("must be from 2 to {MAX_TEST_SAMPLES}, got {}", self.test_samples),
+            ));
         }
         for d in self.all_dimensions() {
             if d < heads + features {
@@ -741,7 +753,7 @@ fn theta(text: &str) -> Option<Value> {
 }
 
 /// Lays flags over the fields of a file: a flag for the times replaces the file's other way to give
-/// them.
+/// them, and a flag for the attention the bias and aggregation that came with the file's.
 pub fn overlay(map: &mut Map<String, Value>, flags: Map<String, Value>) {
     if flags.contains_key("times") {
         map.remove("tau");
@@ -749,6 +761,14 @@ pub fn overlay(map: &mut Map<String, Value>, flags: Map<String, Value>) {
     }
     if flags.contains_key("tau") || flags.contains_key("records") {
         map.remove("times");
+    }
+    // Another attention brings its own defaults, unless the file chose others than its attention's.
+    if flags.contains_key("attention")
+        && let Ok(file) = Spec::from_map(map)
+        && file.attention() == Attention::from(file.attention)
+    {
+        map.remove("bias");
+        map.remove("aggregation");
     }
     if flags.contains_key("dimensions") {
         map.remove("dimension");
@@ -876,6 +896,20 @@ mod tests {
         let spec = Spec::from_map(&map).unwrap().complete(Purpose::Flow).unwrap();
         assert_eq!(spec.recorded_times().len(), 101);
         assert_eq!(spec.recorded_times()[100], 5.0);
+    }
+
+    #[test]
+    fn another_attention_brings_its_defaults() {
+        let attention = Value::from("softmax");
+        let over = |json: &str| {
+            let mut map = Spec::from_json(json, "test").unwrap();
+            overlay(&mut map, Map::from_iter([("attention".to_string(), attention.clone())]));
+            Spec::from_map(&map).unwrap().attention()
+        };
+        let completed = r#"{"attention": "softmax1", "bias": "trained", "aggregation": "sum"}"#;
+        assert_eq!(over(completed), Attention::from(Activation::Softmax));
+        let chosen = r#"{"attention": "softmax1", "bias": "half-norm", "aggregation": "sum"}"#;
+        assert_eq!(over(chosen).bias, Bias::HalfNorm);
     }
 
     #[test]

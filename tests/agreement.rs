@@ -54,6 +54,8 @@ fn simulations(spec: &Spec) -> Vec<Ensemble> {
 }
 
 fn verdict(ensembles: &[Ensemble], theory: &Trajectory, errors: Option<&Trajectory>) -> Agreement {
+    // An upper bound of the error of the trace: the errors of the diagonal, added.
+    let trace: Option<Vec<f64>> = errors.map(Trajectory::trace);
     let measured: Vec<_> = ensembles
         .iter()
         .zip(DIMENSIONS)
@@ -62,6 +64,7 @@ fn verdict(ensembles: &[Ensemble], theory: &Trajectory, errors: Option<&Trajecto
             simulated: ensemble.runs.iter().map(|run| &run.trajectory).collect(),
             predicted: vec![theory],
             predicted_error: errors,
+            predicted_trace_error: trace.as_deref(),
             scrambles: 4,
         })
         .collect();
@@ -80,6 +83,32 @@ fn theory_meets_simulation() {
             println!("{attention} gamma {gamma}: {}", agreement.summary);
             assert_eq!(agreement.outcome, Outcome::Agree, "{attention} gamma {gamma}: {}", agreement.summary);
         }
+    }
+}
+
+/// The standard errors are what they say: over independent experiments, the deviations of a right
+/// theory are standard normal.
+#[test]
+fn deviations_of_a_right_theory_are_standard_normal() {
+    let spec = spec("softmax", 1.0, json!({"tau": 8.0, "times": null, "records": 2, "replicas": 8, "points": 16384}));
+    let flow = flow(&spec, &spec.start().unwrap(), 1.0);
+    let mut deviates = Vec::new();
+    for seed in 0..80 {
+        let spec = Spec { seed: 100 + seed, ..spec.clone() };
+        let agreement = verdict(&simulations(&spec), &flow.estimate.mean, flow.estimate.standard_error.as_ref());
+        let of = |name: &str| agreement.rows.iter().find(|r| r.name() == name).unwrap().extrapolated.clone().unwrap();
+        deviates.push([of("tr r"), of("m[0][0]"), of("m[2][1]"), of("loss")].map(|d| d.standard_errors));
+    }
+    for (k, name) in ["tr r", "m[0][0]", "m[2][1]", "loss"].iter().enumerate() {
+        let n = deviates.len() as f64;
+        let mean = deviates.iter().map(|d| d[k]).sum::<f64>() / n;
+        let square = deviates.iter().map(|d| d[k] * d[k]).sum::<f64>() / n;
+        let beyond = deviates.iter().filter(|d| d[k].abs() > 2.0).count();
+        println!("{name}: mean {mean:+.2}, mean square {square:.2}, {beyond} of {n} beyond 2");
+        // Mean and mean square within 4 standard errors of 0 and 1. (The mean allows for the error
+        // of theory, which all share, and for what is left of order 1/D^2.)
+        assert!(mean.abs() < 0.75, "{name}: mean {mean}");
+        assert!((square - 1.0).abs() < 4.0 * (2.0 / n).sqrt(), "{name}: mean square {square}");
     }
 }
 

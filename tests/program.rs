@@ -232,6 +232,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
     let at = root.path();
     std::fs::write(at.join("typo.json"), r#"{"lenght": 6}"#).unwrap();
     std::fs::write(at.join("broken.json"), r#"{"length": 6"#).unwrap();
+    std::fs::write(at.join("newline.json"), r#"{"aa\nbb": 1}"#).unwrap();
     std::fs::write(at.join("file"), "").unwrap();
     let cases: &[(&[&str], &str)] = &[
         (&["flow", "--m0", "1,0;0,1", "--r0", "1,0;0,0.5"], "positive semi-definite"),
@@ -263,16 +264,25 @@ fn bad_input_is_one_line_and_exit_code_2() {
         (&["flow", "--lenght", "6"], "--length"),
         (&["flwo"], "flow"),
         (&["flow", "--threads", "0"], "threads"),
+        (&["flow", "--threads", "100000000"], "threads"),
+        (&["flow", "--out", ""], "out"),
+        (&["flow", "--spec", "newline.json"], "unknown field"),
+        (&["simulate", "--tau", "1e300"], "tau"),
+        (&["figure", "specialization", "--from", "file", "--gamma", "2"], "gamma"),
+        (&["flow", "--heads", "1000000"], "heads"),
+        (&["simulate", "--test-samples", "18446744073709551615"], "test_samples"),
+        (&["simulate", "--replicas", "4294967295"], "replicas"),
+        (&["simulate", "--dimension", "1000000000000"], "dimension"),
+        (&["simulate", "--dimension", "10000000", "--replicas", "1000"], "replicas"),
+        (&["simulate", "--gamma", "1e300"], "gamma"),
+        (&["flow", "--theta", "flip:1e200,1"], "theta"),
+        (&["flow", "--m0", "1e150,0"], "m0"),
+        (&["flow", "--tau", "1e-16"], "times"),
     ];
     for (arguments, expected) in cases {
         refused(at, arguments, expected);
     }
-    let left: Vec<_> =
-        std::fs::read_dir(at).unwrap().map(|e| e.unwrap().file_name()).filter(|n| n == "results").collect();
-    assert!(
-        left.is_empty() || std::fs::read_dir(at.join("results")).unwrap().next().is_none(),
-        "nothing half-written is left"
-    );
+    assert!(!at.join("results").exists(), "nothing half-written is left");
 }
 
 #[test]
@@ -280,7 +290,7 @@ fn a_diverging_learning_rate_keeps_what_was_recorded() {
     let root = tempfile::tempdir().unwrap();
     let output = headflow(
         root.path(),
-        &["simulate", "--gamma", "1e36", "--dimension", "30", "--times", "0,1e38", "--out", "d", "--replicas", "2"],
+        &["simulate", "--gamma", "1e10", "--dimension", "30", "--times", "0,1e12", "--out", "d", "--replicas", "2"],
     );
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
@@ -300,42 +310,54 @@ fn a_flow_that_runs_out_of_steps_says_what_to_do() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8(output.stderr).unwrap().contains("--max-steps"));
     assert!(root.path().join("f/series.csv").exists());
+    // Nothing recorded: still the reason, not a complaint about the figure.
+    let output = headflow(
+        root.path(),
+        &["flow", "--times", "5,10", "--points", "64", "--scrambles", "2", "--max-steps", "1", "--out", "g"],
+    );
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(error.contains("--max-steps") && error.trim_end().lines().count() == 1, "{error}");
 }
 
-/// Ctrl-C ends a simulation early; what was recorded is written and readable.
+/// Ctrl-C ends work early, with more replicas or scrambles than threads; what was recorded is written
+/// and readable.
 #[cfg(unix)]
 #[test]
 fn ctrl_c_keeps_what_was_recorded() {
     let root = tempfile::tempdir().unwrap();
-    let child = Command::new(env!("CARGO_BIN_EXE_headflow"))
-        .args([
-            "simulate",
-            "--dimension",
-            "200",
-            "--tau",
-            "100000",
-            "--records",
-            "100001",
-            "--replicas",
-            "1",
-            "--test-samples",
-            "16",
-        ])
-        .args(["--out", "i"])
-        .current_dir(root.path())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(1500));
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
-    let series = read_csv(&read(root.path().join("i/series.csv"))[..], "series.csv").unwrap();
-    assert!(series[0].values.times.len() > 2);
-    let result = document(&String::from_utf8(read(root.path().join("i/result.json"))).unwrap());
-    assert_eq!(result["stop"]["reason"], "interrupted");
+    let long_simulation =
+        ["simulate", "--dimension", "200", "--tau", "100000", "--records", "100001", "--replicas", "5"];
+    let long_flow = ["flow", "--tau", "20000", "--records", "20001", "--points", "4096", "--scrambles", "5"];
+    let long_comparison =
+        ["compare", "--dimensions", "200,400", "--tau", "100000", "--records", "50001", "--points", "64"];
+    for (name, arguments) in [("s", &long_simulation[..]), ("f", &long_flow[..]), ("c", &long_comparison[..])] {
+        let child = Command::new(env!("CARGO_BIN_EXE_headflow"))
+            .args(arguments)
+            .args(["--test-samples", "16", "--threads", "2", "--out", name])
+            .current_dir(root.path())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Long enough to be under way on a busy machine, and nowhere near the end.
+        std::thread::sleep(std::time::Duration::from_secs(4));
+        let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{name}: {error}");
+        assert_eq!(error.trim_end().lines().count(), 1, "{name}: {error}");
+        let folder = root.path().join(name);
+        let series = read_csv(&read(folder.join("series.csv"))[..], "series.csv").unwrap();
+        assert!(
+            series.iter().all(|s| s.values.times.len() > 2),
+            "{name}: {:?}",
+            series.iter().map(|s| s.values.times.len()).collect::<Vec<_>>()
+        );
+        let result = document(&String::from_utf8(read(folder.join("result.json"))).unwrap());
+        assert_eq!(result["stop"]["reason"], "interrupted", "{name}");
+    }
 }
 
 #[test]

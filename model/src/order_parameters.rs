@@ -12,6 +12,9 @@ use nalgebra::DMatrix;
 use crate::attention::Bias;
 use crate::error::{Error, finite};
 
+/// Largest entry of `m` or `r`: scores of this size are beyond what the arithmetic resolves.
+const LARGEST: f64 = 1e12;
+
 /// Alignments, overlaps and biases of `H` heads with `F` features.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OrderParameters {
@@ -45,6 +48,14 @@ impl OrderParameters {
         m.iter().try_for_each(|&v| finite(names[0], v))?;
         r.iter().try_for_each(|&v| finite(names[1], v))?;
         b.iter().try_for_each(|&v| finite(names[2], v))?;
+        for (name, largest) in [(names[0], m.amax()), (names[1], r.amax())] {
+            if largest > LARGEST {
+                return Err(Error::invalid(
+                    name,
+                    format!("has an entry of size {largest:.1e}, above the limit of {LARGEST:.0e}"),
+                ));
+            }
+        }
         if r.shape() != (heads, heads) {
             return Err(Error::invalid(
                 names[1],
@@ -95,8 +106,8 @@ impl OrderParameters {
     /// negative by rounding count as zero.
     pub fn residual_factor(&self) -> DMatrix<f64> {
         let residual = &self.r - &self.m * self.m.transpose();
-        let tolerance = 2.0 * TOLERANCE * self.r.trace().abs();
-        lower_factor(&residual, tolerance).unwrap_or_else(|_| {
+        // Only rounding counts as zero here: small keys beside large ones are kept.
+        lower_factor(&residual, 1e-14 * self.r.trace().abs()).unwrap_or_else(|_| {
             // Positive semi-definite only to within rounding: project on the cone first.
             let eigen = residual.symmetric_eigen();
             let roots = eigen.eigenvalues.map(|v| v.max(0.0).sqrt());
@@ -175,7 +186,7 @@ mod tests {
             let point = OrderParameters::new(m, &keys * keys.transpose(), vec![0.0; heads]).unwrap();
             let c = point.residual_factor();
             let rebuilt = &c * c.transpose() + point.m() * point.m().transpose();
-            prop_assert!((rebuilt - point.r()).amax() < 1e-6 * point.r().trace());
+            prop_assert!((rebuilt - point.r()).amax() < 1e-7 * point.r().trace());
             for i in 0..heads {
                 for j in i + 1..heads {
                     prop_assert_eq!(c[(i, j)], 0.0);
@@ -203,6 +214,15 @@ mod tests {
         lopsided[(0, 1)] = 0.1;
         assert!(OrderParameters::new(m.clone(), lopsided, vec![0.0; 2]).is_err());
         assert!(OrderParameters::new(m, r * f64::NAN, vec![0.0; 2]).is_err());
+    }
+
+    /// A key that is nearly off, beside a large one, keeps its size and its correlation.
+    #[test]
+    fn small_keys_are_not_dropped() {
+        let r = DMatrix::from_row_slice(2, 2, &[1e-9, 3e-5, 3e-5, 1.0]);
+        let point = OrderParameters::new(DMatrix::zeros(2, 1), r.clone(), vec![0.0; 2]).unwrap();
+        let c = point.residual_factor();
+        assert!((&c * c.transpose() - r).amax() < 1e-15);
     }
 
     #[test]

@@ -152,6 +152,9 @@ fn collect(lines: Vec<Line>, route: String, wrong: &dyn Fn(String) -> Error) -> 
             if line.time != block[0].time {
                 return Err(wrong(format!("route \"{route}\" is incomplete at time {}", block[0].time)));
             }
+            if !line.value.is_finite() {
+                return Err(wrong(format!("route \"{route}\" holds a {} at time {}", line.value, line.time)));
+            }
             let index = quantity.map_or(width, |q| shape.index(q).min(width - 1));
             seen[index] = true;
             match quantity {

@@ -16,6 +16,10 @@ pub enum StopReason {
         time: f64,
         /// Standard error of the time over scrambles.
         standard_error: Option<f64>,
+        /// Scrambles that got there.
+        reached: usize,
+        /// Scrambles in all.
+        scrambles: usize,
     },
     /// An alignment crossed the requested value.
     AlignmentCrossed {
@@ -29,6 +33,10 @@ pub enum StopReason {
         time: f64,
         /// Standard error of the time over scrambles.
         standard_error: Option<f64>,
+        /// Scrambles that got there.
+        reached: usize,
+        /// Scrambles in all.
+        scrambles: usize,
     },
     /// The solver used up its steps.
     StepBudget {
@@ -84,11 +92,21 @@ impl StopReason {
         let error = |e: &Option<f64>| e.map(|e| format!(" +- {e:.2e}")).unwrap_or_default();
         match self {
             Self::Completed => "reached the last requested time".into(),
-            Self::LossBelow { value, time, standard_error } => {
-                format!("the loss fell below {value} at tau = {}{}", number(*time), error(standard_error))
+            Self::LossBelow { value, time, standard_error, reached, scrambles } => {
+                format!(
+                    "the loss fell below {value} at tau = {}{}{}",
+                    number(*time),
+                    error(standard_error),
+                    share(*reached, *scrambles)
+                )
             }
-            Self::AlignmentCrossed { head, feature, value, time, standard_error } => {
-                format!("m[{head}][{feature}] crossed {value} at tau = {}{}", number(*time), error(standard_error))
+            Self::AlignmentCrossed { head, feature, value, time, standard_error, reached, scrambles } => {
+                format!(
+                    "m[{head}][{feature}] crossed {value} at tau = {}{}{}",
+                    number(*time),
+                    error(standard_error),
+                    share(*reached, *scrambles)
+                )
             }
             Self::StepBudget { time, steps, rejected } => format!(
                 "the solver used its {steps} steps ({rejected} rejected) by tau = {}: raise --max-steps, \
@@ -120,6 +138,15 @@ impl StopReason {
     /// Whether the run did what it was asked to: it completed or met an event.
     pub fn as_requested(&self) -> bool {
         matches!(self, Self::Completed | Self::LossBelow { .. } | Self::AlignmentCrossed { .. })
+    }
+}
+
+/// How many scrambles an event is told of, when not all.
+fn share(reached: usize, scrambles: usize) -> String {
+    if reached == scrambles {
+        String::new()
+    } else {
+        format!(", in {reached} of {scrambles} scrambles; averages end there")
     }
 }
 

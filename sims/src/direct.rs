@@ -19,17 +19,17 @@ use nalgebra::DMatrix;
 
 use crate::kernels::{self, BLOCK, WIDTH};
 
-/// Beyond this size of a score, or of an update's coefficient, the next step could leave the range
-/// of single precision: SGD has diverged.
-const DIVERGED: f64 = 1e30;
+/// Beyond this size of a score, or of an update's coefficient, single precision no longer resolves
+/// differences of scores of order 1: SGD has diverged.
+const DIVERGED: f64 = 1e7;
 
 /// Whether a score or coefficient is one to go on with; a NaN is not.
 fn in_range(value: f64) -> bool {
     value.abs() < DIVERGED
 }
 
-/// Memory that the keys and tokens of one replica may take, in bytes.
-const MEMORY_LIMIT: usize = 8 << 30;
+/// Memory that the keys and tokens of all replicas may take, in bytes.
+pub(crate) const MEMORY_LIMIT: usize = 8 << 30;
 
 /// What all replicas of a simulation share.
 #[derive(Debug, Clone)]
@@ -107,16 +107,14 @@ impl Sgd {
                 format!("SGD needs a positive learning rate, got {} (gamma = 0 is the flow's limit)", self.gamma),
             ));
         }
-        let bytes = (heads * if self.batch > 1 { 2 } else { 1 } + self.task.length())
-            .saturating_mul(kernels::stride(self.dimension.min(1 << 33)))
-            .saturating_mul(size_of::<f32>());
+        let bytes = self.replica_bytes(heads);
         if bytes > MEMORY_LIMIT || self.dimension > 1 << 33 {
             return Err(Error::invalid(
                 "dimension",
                 format!(
-                    "the keys and tokens of one replica at D = {} need {} GiB, above the limit of {} GiB",
+                    "the keys and tokens of one replica at D = {} need {:.0} GiB, above the limit of {} GiB",
                     self.dimension,
-                    bytes >> 30,
+                    self.dimension as f64 * 4.0 * (heads + self.task.length()) as f64 / (1u64 << 30) as f64,
                     MEMORY_LIMIT >> 30
                 ),
             ));
@@ -136,6 +134,13 @@ impl Sgd {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Memory that one replica takes: its keys, one sample, and the update of a batch.
+    pub(crate) fn replica_bytes(&self, heads: usize) -> usize {
+        (heads * if self.batch > 1 { 2 } else { 1 } + self.task.length())
+            .saturating_mul(kernels::stride(self.dimension.min(1 << 33)))
+            .saturating_mul(size_of::<f32>())
     }
 
     /// Time that one step advances: `gamma / D`.
@@ -251,6 +256,11 @@ impl Replica {
         self.step
     }
 
+    /// What it shares with the other replicas.
+    pub fn sgd(&self) -> &Sgd {
+        &self.sgd
+    }
+
     /// The replica's number.
     pub fn index(&self) -> u32 {
         self.index
@@ -268,7 +278,8 @@ impl Replica {
     /// Takes one step.
     ///
     /// # Errors
-    /// When the step would leave the range of finite numbers; the replica is left as it was.
+    /// When a score, or the step itself, is too large for single precision to resolve; the replica
+    /// is left as it was.
     pub fn advance(&mut self) -> Result<(), Diverged> {
         let batch = self.sgd.batch;
         let rate = self.sgd.time_step() / batch as f64;

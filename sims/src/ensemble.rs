@@ -3,7 +3,7 @@
 use headflow_model::{Error, Estimate, Shape, StopReason, Trajectory, Watch};
 use rayon::prelude::*;
 
-use crate::direct::{Sgd, Start};
+use crate::direct::{MEMORY_LIMIT, Replica, Sgd, Start};
 use crate::population_loss::population_loss;
 
 /// What to run and record.
@@ -45,8 +45,11 @@ pub struct Ensemble {
     pub steps: u64,
 }
 
-/// Steps between two looks at the watch.
-const STRIDE: u64 = 256;
+/// The most steps of a replica: as many as whole numbers in double precision.
+const MAX_STEPS: f64 = 9e15;
+
+/// Random numbers drawn between two looks at the watch: about ten milliseconds.
+const NUMBERS_BETWEEN_LOOKS: usize = 1 << 23;
 
 /// Runs the replicas. A replica's numbers depend on the seed and its index alone.
 ///
@@ -75,10 +78,38 @@ pub fn simulate(sgd: &Sgd, start: &Start, options: &Options, watch: &dyn Watch) 
             ),
         ));
     }
-    let runs: Vec<Run> = (0..options.replicas)
-        .into_par_iter()
-        .map(|index| run(sgd, start, options, index, watch))
-        .collect::<Result<_, _>>()?;
+    if let Some(last) = times.last().filter(|&&last| last / sgd.time_step() > MAX_STEPS) {
+        return Err(Error::invalid(
+            "tau",
+            format!(
+                "the last time {last:e} is {:e} steps away, above the limit of {MAX_STEPS:e}",
+                last / sgd.time_step()
+            ),
+        ));
+    }
+    let bytes = sgd.replica_bytes(start.heads()).saturating_mul(options.replicas as usize);
+    if bytes > MEMORY_LIMIT {
+        return Err(Error::invalid(
+            "replicas",
+            format!(
+                "{} replicas at D = {} need {} GiB, above the limit of {} GiB: use fewer, and several seeds",
+                options.replicas,
+                sgd.dimension,
+                bytes >> 30,
+                MEMORY_LIMIT >> 30
+            ),
+        ));
+    }
+    let mut runs: Vec<Running> =
+        (0..options.replicas).into_par_iter().map(|index| Running::new(sgd, start, index)).collect::<Result<_, _>>()?;
+    // All replicas advance from one recorded time to the next: an interruption finds them together.
+    for &time in times {
+        runs.par_iter_mut().try_for_each(|run| run.advance(time, options.test_samples, watch))?;
+        if runs.iter().any(|run| !run.stop.as_requested()) {
+            break;
+        }
+    }
+    let runs: Vec<Run> = runs.into_iter().map(Running::finish).collect();
     let trajectories: Vec<_> = runs.iter().map(|run| run.trajectory.clone()).collect();
     let Some(estimate) = Estimate::over(&trajectories) else {
         return Err(Error::invalid("replicas", "there must be at least one"));
@@ -92,44 +123,66 @@ pub fn simulate(sgd: &Sgd, start: &Start, options: &Options, watch: &dyn Watch) 
     })
 }
 
-fn run(sgd: &Sgd, start: &Start, options: &Options, index: u32, watch: &dyn Watch) -> Result<Run, Error> {
-    let mut replica = sgd.replica(start, index)?;
-    let shape = Shape { heads: start.heads(), features: sgd.task.features() };
-    let mut trajectory = Trajectory::new(shape);
-    let mut stop = StopReason::Completed;
-    let mut last_finite = None;
-    'times: for &time in &options.times {
-        let target = sgd.step_at(time);
-        while replica.steps() < target {
+/// A replica on its way.
+struct Running {
+    replica: Replica,
+    trajectory: Trajectory,
+    stop: StopReason,
+    last_finite: Option<(f64, Vec<f64>)>,
+}
+
+impl Running {
+    fn new(sgd: &Sgd, start: &Start, index: u32) -> Result<Self, Error> {
+        Ok(Self {
+            replica: sgd.replica(start, index)?,
+            trajectory: Trajectory::new(Shape { heads: start.heads(), features: sgd.task.features() }),
+            stop: StopReason::Completed,
+            last_finite: None,
+        })
+    }
+
+    /// Runs to `time` and records, unless something comes in between.
+    fn advance(&mut self, time: f64, test_samples: usize, watch: &dyn Watch) -> Result<(), Error> {
+        let sgd = self.replica.sgd();
+        let (target, time_step) = (sgd.step_at(time), sgd.time_step());
+        let numbers = sgd.batch.saturating_mul(sgd.task.length()).saturating_mul(sgd.dimension);
+        let stride = (NUMBERS_BETWEEN_LOOKS / numbers).max(1) as u64;
+        while self.replica.steps() < target {
             if watch.interrupted() {
-                stop = StopReason::Interrupted { time: replica.steps() as f64 * sgd.time_step() };
-                break 'times;
+                self.stop = StopReason::Interrupted { time: self.replica.steps() as f64 * time_step };
+                return Ok(());
             }
-            let chunk = STRIDE.min(target - replica.steps());
+            let chunk = stride.min(target - self.replica.steps());
             for done in 0..chunk {
-                if let Err(diverged) = replica.advance() {
+                if let Err(diverged) = self.replica.advance() {
                     watch.advance(done);
-                    let time = diverged.step as f64 * sgd.time_step();
-                    let (m, r, b) = replica.overlaps();
-                    last_finite = Some((time, shape.row(f64::NAN, &m, &r, &b)));
-                    stop = StopReason::Diverged { step: diverged.step, time, replica: index };
-                    break 'times;
+                    let time = diverged.step as f64 * time_step;
+                    let (m, r, b) = self.replica.overlaps();
+                    self.last_finite = Some((time, self.trajectory.shape.row(f64::NAN, &m, &r, &b)));
+                    self.stop = StopReason::Diverged { step: diverged.step, time, replica: self.replica.index() };
+                    return Ok(());
                 }
             }
             watch.advance(chunk);
         }
-        let (m, r, b) = replica.overlaps();
+        let (m, r, b) = self.replica.overlaps();
+        let sgd = self.replica.sgd();
         let (loss, _) = population_loss(
             &sgd.task,
             &sgd.attention,
             sgd.dimension,
             (&m, &r, &b),
-            options.test_samples,
+            test_samples,
             sgd.seed,
-            index,
+            self.replica.index(),
         )?;
-        trajectory.times.push(time);
-        trajectory.rows.push(shape.row(loss, &m, &r, &b));
+        self.trajectory.times.push(time);
+        self.trajectory.rows.push(self.trajectory.shape.row(loss, &m, &r, &b));
+        Ok(())
     }
-    Ok(Run { trajectory, stop, steps: replica.steps(), last_finite })
+
+    fn finish(self) -> Run {
+        let steps = self.replica.steps();
+        Run { trajectory: self.trajectory, stop: self.stop, steps, last_finite: self.last_finite }
+    }
 }

@@ -12,14 +12,14 @@
 //! which is the loss `E[d^T G d]` of `theory/README.md` section 3 at this `D`, exactly in expectation.
 
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Attention, Error, Task, lower_factor, mean_and_error};
+use headflow_model::{Attention, Error, Task, lower_factor};
 use nalgebra::DMatrix;
 
 /// Mean loss of `samples` fresh samples at keys with overlaps `m`, `r` and biases `b`, with its
 /// standard error. The samples depend on `(seed, replica)` alone: every call uses the same.
 ///
 /// # Errors
-/// When `r - m m^T` is not positive semi-definite (to rounding of single-precision keys).
+/// When `r - m m^T` is not positive semi-definite, to rounding.
 #[allow(clippy::too_many_arguments)]
 pub fn population_loss(
     task: &Task,
@@ -32,7 +32,7 @@ pub fn population_loss(
 ) -> Result<(f64, f64), Error> {
     let (heads, features, length) = (m.nrows(), m.ncols(), task.length());
     let rows = features + heads;
-    let c = lower_factor(&(r - m * m.transpose()), 1e-5 * r.trace())
+    let c = lower_factor(&(r - m * m.transpose()), 1e-12 * r.trace())
         .map_err(|e| Error::ImpossibleOverlaps { field: "keys".into(), eigenvalue: e.pivot })?;
     let stream = Stream::new(seed, Purpose::Test, replica);
     let sampler = task.sampler();
@@ -41,32 +41,36 @@ pub fn population_loss(
     let mut values = vec![0.0f32; length * rows];
     let (mut scores, mut combined) = (vec![0.0; heads * length], vec![0.0; length]);
     let rest = 1.0 - rows as f64 / dimension as f64;
-    let losses: Vec<f64> = (0..samples as u64)
-        .map(|sample| {
-            stream.uniforms(sample, 1, &mut uniforms);
-            sampler.sample(&uniforms, &mut theta);
-            stream.normals(sample, 0, 0, &mut values);
-            for (x, theta) in values.iter_mut().zip(&theta) {
-                *x += *theta as f32;
+    let (mut mean, mut square) = (0.0, 0.0);
+    for sample in 0..samples as u64 {
+        stream.uniforms(sample, 1, &mut uniforms);
+        sampler.sample(&uniforms, &mut theta);
+        stream.normals(sample, 0, 0, &mut values);
+        for (x, theta) in values.iter_mut().zip(&theta) {
+            *x += *theta as f32;
+        }
+        for h in 0..heads {
+            for (l, value) in values.chunks_exact(rows).enumerate() {
+                let along = (0..features).map(|f| m[(h, f)] * f64::from(value[f])).sum::<f64>();
+                let outside = (0..=h).map(|j| c[(h, j)] * f64::from(value[features + j])).sum::<f64>();
+                scores[h * length + l] = along + outside + b[h];
             }
-            for h in 0..heads {
-                for (l, value) in values.chunks_exact(rows).enumerate() {
-                    let along = (0..features).map(|f| m[(h, f)] * f64::from(value[f])).sum::<f64>();
-                    let outside = (0..=h).map(|j| c[(h, j)] * f64::from(value[features + j])).sum::<f64>();
-                    scores[h * length + l] = along + outside + b[h];
-                }
-            }
-            attention.forward_in_place(heads, length, &mut scores, &mut combined);
-            combined[0] -= 1.0;
-            let noise: f64 = combined.iter().map(|d| d * d).sum();
-            let spanned: f64 = (0..rows)
-                .map(|j| {
-                    let u: f64 = values.chunks_exact(rows).zip(&combined).map(|(v, d)| d * f64::from(v[j])).sum();
-                    u * u
-                })
-                .sum();
-            spanned / dimension as f64 + rest * noise
-        })
-        .collect();
-    Ok(mean_and_error(losses.iter().copied()))
+        }
+        attention.forward_in_place(heads, length, &mut scores, &mut combined);
+        combined[0] -= 1.0;
+        let noise: f64 = combined.iter().map(|d| d * d).sum();
+        let spanned: f64 = (0..rows)
+            .map(|j| {
+                let u: f64 = values.chunks_exact(rows).zip(&combined).map(|(v, d)| d * f64::from(v[j])).sum();
+                u * u
+            })
+            .sum();
+        let loss = spanned / dimension as f64 + rest * noise;
+        // Welford's running mean and sum of squares.
+        let difference = loss - mean;
+        mean += difference / (sample + 1) as f64;
+        square += difference * (loss - mean);
+    }
+    let n = samples as f64;
+    Ok((mean, (square / (n - 1.0) / n).sqrt()))
 }

@@ -1,51 +1,72 @@
 //! `headflow compare`: theory against SGD, with a verdict.
 
-use std::path::Path;
-
 use headflow::agreement::{Agreement, Measured, Outcome, Row, judge};
 use headflow::folder::RunFolder;
 use headflow::model::series::Series;
 use headflow::model::{Error, Estimate, OrderParameters, StopReason, Trajectory};
 use headflow::sims::direct::{Sgd, Start};
 use headflow::sims::ensemble::Ensemble;
-use headflow::spec::{Initial, Spec};
-use headflow::theory::flow::{Flow, Options};
+use headflow::spec::Spec;
+use headflow::theory::flow::{Flow, Options, Statistics};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 use serde_json::json;
 
 use super::simulate::{last_finite, replicas, route_name, series, sgd, simulate};
-use super::{Clock, document, draw, ensemble_route, exit_code, flow, flow_route, print};
+use super::{Clock, document, drawn, ensemble_route, exit_code, flow, print, theory_route};
 use crate::cli::Request;
 
-/// Theory for one dimension: one flow for all replicas, or one for each.
+/// Theory for one dimension: one flow for all replicas, or one for each, with their mean.
 struct Prediction {
     name: String,
     flows: Vec<Flow>,
+    estimate: Estimate,
+    trace: Vec<(f64, f64)>,
+    trace_error: Vec<f64>,
 }
 
 impl Prediction {
+    /// The mean over the flows, scramble by scramble: its error is that of the theory, not the spread
+    /// of the starts.
+    fn new(name: String, flows: Vec<Flow>) -> Result<Self, Error> {
+        let scrambles = flows.iter().map(|f| f.solutions.len()).min().unwrap_or(0);
+        let means: Vec<Trajectory> = (0..scrambles)
+            .filter_map(|s| {
+                let paths: Vec<_> = flows.iter().map(|f| f.solutions[s].trajectory.clone()).collect();
+                Estimate::over(&paths).map(|estimate| estimate.mean)
+            })
+            .collect();
+        let shared = if flows.len() == 1 { Some((flows[0].estimate.clone(), flows[0].trace.clone())) } else { None };
+        let (estimate, trace) = match shared.or_else(|| Some((Estimate::over(&means)?, Estimate::trace_over(&means)))) {
+            Some(both) => both,
+            None => return Err(Error::invalid("scrambles", "there must be at least one")),
+        };
+        let trace_error = trace.iter().map(|(_, error)| *error).collect();
+        Ok(Self { name, flows, estimate, trace, trace_error })
+    }
+
     fn trajectories(&self) -> Vec<&Trajectory> {
         self.flows.iter().map(|f| &f.estimate.mean).collect()
     }
 
-    fn error(&self) -> Option<&Trajectory> {
-        self.flows[0].estimate.standard_error.as_ref()
+    fn series(&self) -> Series {
+        Series::of_estimate(&self.name, &self.estimate, &self.trace)
     }
 
-    /// The flow, or the mean over the replicas' flows.
-    fn series(&self) -> Series {
-        match &self.flows[..] {
-            [flow] => Series::of_estimate(&self.name, &flow.estimate, &flow.trace),
-            flows => {
-                let paths: Vec<_> = flows.iter().map(|f| f.estimate.mean.clone()).collect();
-                let trace = Estimate::trace_over(&paths);
-                match Estimate::over(&paths) {
-                    // The spread here is that of the starts, not an error of the theory.
-                    Some(estimate) => Series { errors: None, ..Series::of_estimate(&self.name, &estimate, &trace) },
-                    None => Series::of_estimate(&self.name, &flows[0].estimate, &flows[0].trace),
-                }
-            }
-        }
+    fn stop(&self) -> StopReason {
+        first_failure(self.flows.iter().map(|f| &f.stop))
+    }
+
+    /// The document's entry: the average, and what all flows cost.
+    fn route(&self) -> serde_json::Value {
+        let mut statistics = Statistics::default();
+        self.flows.iter().for_each(|f| statistics += f.statistics);
+        theory_route(
+            &self.name,
+            &self.estimate,
+            &self.stop(),
+            self.flows.first().map_or(0, |f| f.solutions.len()),
+            statistics,
+        )
     }
 }
 
@@ -72,7 +93,7 @@ pub fn compare(
         sgd.validate(&start)?;
     }
     let (points, options) = (flow::points(spec)?, flow::options(spec));
-    let mut predictions = predict(spec, &points, &options, &start, &simulations, quiet, label)?;
+    let predictions = predict(spec, &points, &options, &start, &simulations, quiet, label)?;
     let mut stop = first_failure(predictions.iter().flat_map(|p| p.flows.iter().map(|f| &f.stop)));
     let mut ensembles: Vec<(usize, Ensemble)> = Vec::new();
     for (dimension, sgd) in &simulations {
@@ -82,7 +103,6 @@ pub fn compare(
             ensembles.push((*dimension, ensemble));
         }
     }
-    predictions.truncate(ensembles.len().max(1));
     let shared = predictions.len() == 1;
     let measured: Vec<Measured<'_>> = ensembles
         .iter()
@@ -93,7 +113,8 @@ pub fn compare(
                 dimension: *dimension,
                 simulated: ensemble.runs.iter().map(|run| &run.trajectory).collect(),
                 predicted: prediction.trajectories(),
-                predicted_error: prediction.error(),
+                predicted_error: prediction.estimate.standard_error.as_ref(),
+                predicted_trace_error: Some(&prediction.trace_error),
                 scrambles: points.len(),
             }
         })
@@ -106,7 +127,7 @@ pub fn compare(
     folder.write_series(&all, &arrays)?;
     let routes: Vec<_> = predictions
         .iter()
-        .flat_map(|p| p.flows.iter().take(1).map(|f| flow_route(&p.name, f)))
+        .map(Prediction::route)
         .chain(ensembles.iter().map(|(d, e)| ensemble_route(&route_name(*d), *d, e)))
         .collect();
     let result = document("compare", spec, &clock, json!({"stop": stop, "routes": routes, "verdict": agreement}))?;
@@ -128,7 +149,7 @@ fn predict(
 ) -> Result<Vec<Prediction>, Error> {
     let solve = |from: &OrderParameters, label: &str| flow::integrate(points, from, options, label, quiet);
     if let Start::Given(point) = start {
-        return Ok(vec![Prediction { name: "theory".into(), flows: vec![solve(point, label)?] }]);
+        return Ok(vec![Prediction::new("theory".into(), vec![solve(point, label)?])?]);
     }
     simulations
         .iter()
@@ -140,7 +161,7 @@ fn predict(
                     solve(&realised, &format!("{label} {}/{}", index + 1, spec.replicas))
                 })
                 .collect::<Result<_, Error>>()?;
-            Ok(Prediction { name: format!("theory D={dimension}"), flows })
+            Prediction::new(format!("theory D={dimension}"), flows)
         })
         .collect()
 }
@@ -210,20 +231,8 @@ pub fn code(comparison: &Comparison) -> u8 {
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let mut folder = RunFolder::prepare(request.out.as_deref(), "compare", request.force)?;
     let (comparison, result) = compare(spec, &mut folder, request.quiet, "theory")?;
-    let figure = draw_if_any(folder.path(), &result)?;
-    let text =
-        format!("{}{}: result.json, series.csv, series.npz, {figure}\n", comparison.text, folder.path().display());
+    let figure = drawn(folder.path(), &result);
+    let text = format!("{}{}: result.json, series.csv, series.npz{figure}\n", comparison.text, folder.path().display());
     print(request, &result, &text);
-    debug_assert!(spec.initial == Initial::Random || !result["routes"].is_null());
     Ok(code(&comparison))
-}
-
-/// Draws unless the run was stopped before anything was recorded.
-fn draw_if_any(path: &Path, result: &serde_json::Value) -> Result<String, Error> {
-    let recorded = |route: &serde_json::Value| route["times"].as_array().is_some_and(|t| !t.is_empty());
-    if result["routes"].as_array().is_some_and(|routes| routes.iter().any(recorded)) {
-        draw(path)
-    } else {
-        Ok(String::new())
-    }
 }

@@ -13,13 +13,16 @@ use super::{Clock, document, names, print, say};
 use crate::cli::Request;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
+    if let (Some(_), Some(name)) = (&request.from, request.fields.keys().next()) {
+        return Err(Error::invalid(name, "has no effect on results that exist (--from); leave it out"));
+    }
     match request.figure.as_deref() {
         Some("comparison") => comparison(request, spec),
         _ => specialization(request, spec),
     }
 }
 
-fn drawn(error: figures::Error) -> Error {
+fn failed(error: figures::Error) -> Error {
     Error::unreadable("figure", error)
 }
 
@@ -31,12 +34,13 @@ fn comparison(request: &Request, spec: &Spec) -> Result<u8, Error> {
             "comparison draws a result that exists: --from FOLDER, which compare, flow or simulate wrote",
         ));
     };
-    let folder = ResultFolder::open(from).map_err(drawn)?;
+    let folder = ResultFolder::open(from).map_err(failed)?;
     let out = request.out.clone().unwrap_or_else(|| from.clone());
     std::fs::create_dir_all(&out)
         .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
-    let files = figures::comparison(&folder, &out.join("comparison")).map_err(drawn)?;
-    finish(request, spec, &clock, &out, &files, json!({"from": from}))
+    let files = figures::comparison(&folder, &out.join("comparison")).map_err(failed)?;
+    finish(request, spec, &clock, &out, &files, json!({"from": from}))?;
+    Ok(0)
 }
 
 fn specialization(request: &Request, spec: &Spec) -> Result<u8, Error> {
@@ -44,25 +48,28 @@ fn specialization(request: &Request, spec: &Spec) -> Result<u8, Error> {
     if let Some(given) = ["attention", "bias", "aggregation"].iter().find(|name| request.fields.contains_key(**name)) {
         return Err(Error::invalid(*given, "the figure shows all three activations with their defaults; leave it out"));
     }
-    let (root, mut worst) = match &request.from {
+    let (root, code) = match &request.from {
         Some(from) => (from.clone(), 0),
-        None => compute(request, spec)?,
+        None => compute(request, spec, &clock)?,
     };
+    if code > 1 {
+        return Ok(code);
+    }
     let folders: Vec<ResultFolder> = Activation::ALL
         .iter()
         .map(|a| ResultFolder::open(&root.join(a.name())))
         .collect::<Result<_, _>>()
-        .map_err(drawn)?;
+        .map_err(failed)?;
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| root.clone()) } else { root };
     std::fs::create_dir_all(&out)
         .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
-    let files = figures::specialization(&folders, &out.join("specialization")).map_err(drawn)?;
-    worst = worst.max(finish(request, spec, &clock, &out, &files, json!({}))?);
-    Ok(worst)
+    let files = figures::specialization(&folders, &out.join("specialization")).map_err(failed)?;
+    finish(request, spec, &clock, &out, &files, json!({}))?;
+    Ok(code)
 }
 
-/// One comparison for each activation, in folders of that name; those that exist are kept.
-fn compute(request: &Request, spec: &Spec) -> Result<(PathBuf, u8), Error> {
+/// One comparison for each activation, in folders of that name.
+fn compute(request: &Request, spec: &Spec, clock: &Clock) -> Result<(PathBuf, u8), Error> {
     let mut outer = RunFolder::prepare(request.out.as_deref(), "specialization", request.force)?;
     let root = outer.path().to_path_buf();
     let mut worst = 0;
@@ -89,11 +96,10 @@ fn compute(request: &Request, spec: &Spec) -> Result<(PathBuf, u8), Error> {
             return Ok((root, worst));
         }
     }
-    let clock = Clock::start();
     outer.write_document(&document(
         "figure",
         spec,
-        &clock,
+        clock,
         json!({"figure": "specialization", "verdicts": outcomes}),
     )?)?;
     Ok((root, worst))
@@ -106,7 +112,7 @@ fn finish(
     folder: &Path,
     files: &[PathBuf],
     rest: Value,
-) -> Result<u8, Error> {
+) -> Result<(), Error> {
     let mut rest = rest;
     if let Some(map) = rest.as_object_mut() {
         map.insert("figure".into(), json!(request.figure));
@@ -114,5 +120,5 @@ fn finish(
     }
     let result = document("figure", spec, clock, rest)?;
     print(request, &result, &format!("{}: {}\n", folder.display(), names(folder, files)));
-    Ok(0)
+    Ok(())
 }

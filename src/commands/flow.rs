@@ -8,7 +8,7 @@ use headflow::theory::flow::{self, Flow, Options};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 use serde_json::json;
 
-use super::{Clock, document, draw, exit_code, flow_route, last_state, print};
+use super::{Clock, document, drawn, exit_code, last_state, print, theory_route};
 use crate::cli::Request;
 use crate::progress::Progress;
 
@@ -49,11 +49,12 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let flow = integrate(&points(spec)?, &spec.start()?, &options(spec), "flow", request.quiet)?;
     let series = [Series::of_estimate("theory", &flow.estimate, &flow.trace)];
     folder.write_series(&series, &[])?;
-    let result = document("flow", spec, &clock, json!({"stop": flow.stop, "routes": [flow_route("theory", &flow)]}))?;
+    let route = theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics);
+    let result = document("flow", spec, &clock, json!({"stop": flow.stop, "routes": [route]}))?;
     folder.write_document(&result)?;
-    let figure = draw(folder.path())?;
+    let figure = drawn(folder.path(), &result);
     let text = format!(
-        "{}{}\n{} steps ({} rejected), {} evaluations in {:.2} s\n{}: result.json, series.csv, series.npz, {figure}\n",
+        "{}{}\n{} steps ({} rejected), {} evaluations in {:.2} s\n{}: result.json, series.csv, series.npz{figure}\n",
         last_state(&flow.estimate.mean, flow.estimate.standard_error.as_ref()),
         flow.stop.describe(),
         flow.statistics.steps,

@@ -11,10 +11,10 @@ use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use headflow::folder::to_text;
-use headflow::model::{Error, Quantity, StopReason, Trajectory};
+use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory};
 use headflow::sims::ensemble::Ensemble;
 use headflow::spec::{Purpose, Spec, nearest};
-use headflow::theory::flow::Flow;
+use headflow::theory::flow::Statistics;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{FIGURES, Request};
@@ -133,16 +133,15 @@ fn route(name: &str, mean: &Trajectory, standard_error: Option<&Trajectory>, sto
     Value::Object(value)
 }
 
-/// The document's entry for a flow.
-fn flow_route(name: &str, flow: &Flow) -> Value {
-    let statistics = flow.statistics;
+/// The document's entry for theory.
+fn theory_route(name: &str, estimate: &Estimate, stop: &StopReason, scrambles: usize, statistics: Statistics) -> Value {
     route(
         name,
-        &flow.estimate.mean,
-        flow.estimate.standard_error.as_ref(),
-        &flow.stop,
+        &estimate.mean,
+        estimate.standard_error.as_ref(),
+        stop,
         json!({
-            "scrambles": flow.solutions.len(),
+            "scrambles": scrambles,
             "statistics": {
                 "steps": statistics.steps,
                 "rejected": statistics.rejected,
@@ -197,8 +196,14 @@ fn exit_code(stop: &StopReason) -> u8 {
 
 /// Prints to standard output. A reader that has gone away, as in `| head`, is no error.
 fn say(text: &str) {
-    use std::io::Write;
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    use std::io::{ErrorKind, Write};
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush())
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        eprintln!("headflow: standard output cannot be written: {error}");
+        std::process::exit(2);
+    }
 }
 
 /// Prints the result: the document for programs, `text` for people.
@@ -210,13 +215,21 @@ fn print(request: &Request, document: &Value, text: &str) {
     }
 }
 
-/// Draws the figure of a result folder. A figure that fails does not undo a result.
-fn draw(path: &Path) -> Result<String, Error> {
-    let drawn = headflow::figures::ResultFolder::open(path)
+/// Draws the figure of a result folder, when anything was recorded, and names its files. A figure
+/// that fails does not undo a result: it is only said.
+fn drawn(path: &Path, result: &Value) -> String {
+    let recorded = |route: &Value| route["times"].as_array().is_some_and(|t| !t.is_empty());
+    if !result["routes"].as_array().is_some_and(|routes| routes.iter().any(recorded)) {
+        return String::new();
+    }
+    let files = headflow::figures::ResultFolder::open(path)
         .and_then(|folder| headflow::figures::comparison(&folder, &path.join("comparison")));
-    match drawn {
-        Ok(files) => Ok(names(path, &files)),
-        Err(error) => Err(Error::unreadable("figure", error)),
+    match files {
+        Ok(files) => format!(", {}", names(path, &files)),
+        Err(error) => {
+            eprintln!("headflow: the results are written, but their figure is not: {error}");
+            String::new()
+        }
     }
 }
 

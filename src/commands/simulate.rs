@@ -8,7 +8,7 @@ use headflow::sims::ensemble::{self, Ensemble};
 use headflow::spec::Spec;
 use serde_json::json;
 
-use super::{Clock, document, draw, ensemble_route, exit_code, last_state, print};
+use super::{Clock, document, drawn, ensemble_route, exit_code, last_state, print};
 use crate::cli::Request;
 use crate::progress::Progress;
 
@@ -79,9 +79,9 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let route = ensemble_route(&route_name(dimension), dimension, &ensemble);
     let result = document("simulate", spec, &clock, json!({"stop": ensemble.stop, "routes": [route]}))?;
     folder.write_document(&result)?;
-    let figure = if ensemble.estimate.mean.times.is_empty() { String::new() } else { draw(folder.path())? };
+    let figure = drawn(folder.path(), &result);
     let text = format!(
-        "{}{}\n{}{} steps in {:.2} s ({:.0} steps/s)\n{}: result.json, series.csv, series.npz, {figure}\n",
+        "{}{}\n{}{} steps in {:.2} s ({:.0} steps/s)\n{}: result.json, series.csv, series.npz{figure}\n",
         last_state(&ensemble.estimate.mean, ensemble.estimate.standard_error.as_ref()),
         ensemble.stop.describe(),
         last_finite(&ensemble),

@@ -28,6 +28,9 @@ use rayon::prelude::*;
 
 use crate::moments::{Coordinates, Evaluator, Moments};
 
+/// How much of `tr r` a pivot may be off before a point counts as outside the cone.
+const CONE: f64 = 1e-6;
+
 /// Progress that one solve reports, however long its time span.
 pub const PROGRESS: u64 = 1000;
 
@@ -125,6 +128,9 @@ impl Options {
         if !self.times.iter().all(|t| t.is_finite() && *t >= 0.0) || !self.times.is_sorted_by(|a, b| a < b) {
             return Err(Error::invalid("times", "must be finite, not negative and strictly increasing"));
         }
+        if self.times.last().is_some_and(|&last| last > 0.0 && last < 1e-9) {
+            return Err(Error::invalid("times", "the last time must be 0 or at least 1e-9"));
+        }
         for (field, value) in
             [("relative_tolerance", self.relative_tolerance), ("absolute_tolerance", self.absolute_tolerance)]
         {
@@ -217,61 +223,50 @@ pub fn average<E: Evaluator>(
 ) -> Result<Flow, Error> {
     let solutions: Vec<Solution> =
         evaluators.par_iter().map(|e| solve(e, start, options, watch)).collect::<Result<_, _>>()?;
-    let trajectories: Vec<_> = solutions.iter().map(|s| s.trajectory.clone()).collect();
+    let stop = combine(solutions.iter().map(|s| &s.stop));
+    // An interruption finds some solves done and others hardly begun: those that are done, or else
+    // those that came furthest, make the average.
+    let furthest = solutions.iter().map(|s| s.trajectory.times.len()).max().unwrap_or(0);
+    let interrupted = matches!(stop, StopReason::Interrupted { .. });
+    let trajectories: Vec<_> = solutions
+        .iter()
+        .map(|s| s.trajectory.clone())
+        .filter(|t| !interrupted || 2 * t.times.len() > furthest)
+        .collect();
     let estimate =
         Estimate::over(&trajectories).ok_or_else(|| Error::invalid("scrambles", "there must be at least one"))?;
     let mut statistics = Statistics::default();
     solutions.iter().for_each(|s| statistics += s.statistics);
-    Ok(Flow {
-        estimate,
-        trace: Estimate::trace_over(&trajectories),
-        stop: combine(solutions.iter().map(|s| &s.stop)),
-        statistics,
-        solutions,
-    })
+    Ok(Flow { estimate, trace: Estimate::trace_over(&trajectories), stop, statistics, solutions })
 }
 
-/// One reason for several solves: the first that is not as requested, else the shared event at its
-/// mean time, else the first.
+/// One reason for several solves: the first that is not as requested; else the first event, at the
+/// mean time of all solves that met the same; else completion.
 fn combine<'a>(reasons: impl Iterator<Item = &'a StopReason> + Clone) -> StopReason {
     if let Some(reason) = reasons.clone().find(|r| !r.as_requested()) {
         return reason.clone();
     }
-    let times = |same: fn(&StopReason, &StopReason) -> Option<f64>, first: &StopReason| -> Option<(f64, Option<f64>)> {
-        let times: Option<Vec<f64>> = reasons.clone().map(|r| same(r, first)).collect();
-        let (mean, error) = mean_and_error(times?.into_iter());
-        Some((mean, error.is_finite().then_some(error)))
-    };
-    let mut reasons_again = reasons.clone();
-    let Some(first) = reasons_again.next() else { return StopReason::Completed };
-    match first {
-        StopReason::LossBelow { value, .. } => {
-            let same = |r: &StopReason, _: &StopReason| match r {
-                StopReason::LossBelow { time, .. } => Some(*time),
-                _ => None,
-            };
-            match times(same, first) {
-                Some((time, standard_error)) => StopReason::LossBelow { value: *value, time, standard_error },
-                None => first.clone(),
-            }
-        }
-        StopReason::AlignmentCrossed { head, feature, value, .. } => {
-            let same = |r: &StopReason, first: &StopReason| match (r, first) {
-                (
-                    StopReason::AlignmentCrossed { head, feature, time, .. },
-                    StopReason::AlignmentCrossed { head: h, feature: f, .. },
-                ) if (head, feature) == (h, f) => Some(*time),
-                _ => None,
-            };
-            match times(same, first) {
-                Some((time, standard_error)) => {
-                    StopReason::AlignmentCrossed { head: *head, feature: *feature, value: *value, time, standard_error }
-                }
-                None => first.clone(),
-            }
-        }
-        other => other.clone(),
+    let scrambles = reasons.clone().count();
+    let event = reasons.clone().find(|r| **r != StopReason::Completed);
+    let Some(event) = event else { return StopReason::Completed };
+    let times = reasons.filter_map(|reason| match (reason, event) {
+        (StopReason::LossBelow { time, .. }, StopReason::LossBelow { .. }) => Some(*time),
+        (
+            StopReason::AlignmentCrossed { head, feature, time, .. },
+            StopReason::AlignmentCrossed { head: h, feature: f, .. },
+        ) if (head, feature) == (h, f) => Some(*time),
+        _ => None,
+    });
+    let count = times.clone().count();
+    let (mean, error) = mean_and_error(times);
+    let mut combined = event.clone();
+    if let StopReason::LossBelow { time, standard_error, reached, scrambles: all, .. }
+    | StopReason::AlignmentCrossed { time, standard_error, reached, scrambles: all, .. } = &mut combined
+    {
+        (*time, *standard_error) = (mean, error.is_finite().then_some(error));
+        (*reached, *all) = (count, scrambles);
     }
+    combined
 }
 
 /// Integrates the flow from `start` with one evaluator.
@@ -409,7 +404,8 @@ struct State {
     shape: Shape,
     with_overlaps: bool,
     bias: Bias,
-    /// How negative a pivot of `r - m m^T` may be before the point counts as outside the cone.
+    /// How negative a pivot of `r - m m^T` may be before the point counts as outside the cone: this,
+    /// the error of a step, but never more than [`CONE`] of `tr r`.
     tolerance: f64,
 }
 
@@ -479,8 +475,23 @@ impl State {
         y
     }
 
+    /// The tolerance at overlaps `r`.
+    fn cone(&self, r: &DMatrix<f64>) -> f64 {
+        self.tolerance.min(CONE * r.trace().abs())
+    }
+
     /// Coordinates and overlaps; fails where `r - m m^T` is not positive semi-definite.
     fn unpack(&self, y: &[f64]) -> Result<(Coordinates, DMatrix<f64>), Failure> {
+        let (mut at, r) = self.unpack_anywhere(y)?;
+        if self.with_overlaps {
+            let residual = &r - &at.m * at.m.transpose();
+            at.c = lower_factor(&residual, self.cone(&r)).map_err(|e| Failure::LeftCone(e.pivot))?;
+        }
+        Ok((at, r))
+    }
+
+    /// [`State::unpack`] without the factor `C` where it is not part of the state (it is zero then).
+    fn unpack_anywhere(&self, y: &[f64]) -> Result<(Coordinates, DMatrix<f64>), Failure> {
         if let Some(index) = y.iter().position(|v| !v.is_finite()) {
             return Err(Failure::NotFinite(index));
         }
@@ -489,8 +500,7 @@ impl State {
         let rest = &y[heads * features..];
         let (c, r) = if self.with_overlaps {
             let r = DMatrix::from_fn(heads, heads, |h, k| rest[h.max(k) * (h.max(k) + 1) / 2 + h.min(k)]);
-            let residual = &r - &m * m.transpose();
-            let c = lower_factor(&residual, self.tolerance).map_err(|e| Failure::LeftCone(e.pivot))?;
+            let c = DMatrix::zeros(heads, heads);
             (c, r)
         } else {
             let c = DMatrix::from_row_slice(heads, heads, &rest[..heads * heads]);
@@ -580,9 +590,11 @@ impl<E: Evaluator> System<'_, E> {
 
 fn reached(event: &Event, time: f64) -> StopReason {
     match *event {
-        Event::LossBelow(value) => StopReason::LossBelow { value, time, standard_error: None },
+        Event::LossBelow(value) => {
+            StopReason::LossBelow { value, time, standard_error: None, reached: 1, scrambles: 1 }
+        }
         Event::AlignmentCrosses { head, feature, value } => {
-            StopReason::AlignmentCrossed { head, feature, value, time, standard_error: None }
+            StopReason::AlignmentCrossed { head, feature, value, time, standard_error: None, reached: 1, scrambles: 1 }
         }
     }
 }
@@ -603,8 +615,7 @@ impl<E: Evaluator> Recorder<'_, E> {
         while let Some(&next) = self.options.times.get(self.trajectory.times.len()).filter(|&&t| t <= time) {
             let y = at(next).map_err(|e| solver_error(&e))?;
             // An interpolated state may lie outside the cone by the tolerance; it is recorded as it is.
-            let state = State { tolerance: f64::INFINITY, ..self.system.state };
-            let Ok((at, r)) = state.unpack(&y) else { break };
+            let Ok((at, r)) = self.system.state.unpack_anywhere(&y) else { break };
             let loss = self.system.evaluator.loss(&self.on_cone(&at, &r)).value();
             let b = biases(self.system.state.bias, &r, &at.b);
             self.trajectory.rows.push(self.trajectory.shape.row(loss, &at.m, &r, &b));
@@ -621,7 +632,7 @@ impl<E: Evaluator> Recorder<'_, E> {
             return at.clone();
         }
         let residual = r - &at.m * at.m.transpose();
-        let c = lower_factor(&residual, self.system.state.tolerance).unwrap_or_else(|_| {
+        let c = lower_factor(&residual, self.system.state.cone(r)).unwrap_or_else(|_| {
             let eigen = residual.symmetric_eigen();
             &eigen.eigenvectors * DMatrix::from_diagonal(&eigen.eigenvalues.map(|v| v.max(0.0).sqrt()))
         });

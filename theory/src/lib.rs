@@ -1,4 +1,14 @@
-//! x
+//! The limit of large dimension: population averages over the low-dimensional Gaussians that the
+//! scores need, and the flow of the order parameters that they drive.
+//!
+//! - [`moments`]: what the flow needs to know about the data, and the interface [`moments::Evaluator`]
+//!   of whatever computes it;
+//! - [`quasi_monte_carlo`]: an evaluator on fixed, randomised quasi-random points;
+//! - [`flow`]: the right-hand side and its integration, with events and typed stop reasons.
+//!
+//! The derivation is in this crate's `README.md`.
+#![warn(missing_docs)]
+
 pub mod flow;
 pub mod moments;
 pub mod quasi_monte_carlo;
