@@ -12,14 +12,16 @@
 //! `D` (the spread falls as `1/D`). A replica draws from the same random streams at every dimension,
 //! so the intercept is taken replica by replica, `a_k = sum_D w_D delta_Dk`: the shared noise
 //! cancels in part, and the `a_k` are independent of each other. Their mean has a standard error
-//! from their spread, to which the theory's own error is added, once. Few replicas make a standard
-//! error uncertain: `a / se(a)` is a Student `t` (Welch-Satterthwaite degrees of freedom), and is
-//! reported as the normal deviate of equal probability, "standard errors" below.
+//! from their spread (raised to its mean over neighbouring times where it is smaller), to which the
+//! theory's own error is added, once. Few replicas make a standard error uncertain: `a / se(a)` is a
+//! Student `t` (Welch-Satterthwaite degrees of freedom), and is reported as the normal deviate of
+//! equal probability, "standard errors" below.
 //!
 //! A single deviation of a right theory exceeds [`THRESHOLD`] standard errors with probability
 //! `6e-5`. The largest of `N` deviations is given the same chance, so its limit is somewhat higher,
 //! 5.5 for two thousand (Bonferroni: it holds however they depend on each other). The verdict is
-//! `agree` when no quantity at any time exceeds that limit. With one dimension `a` and `b / D` cannot be told apart, and the verdict is `undetermined`.
+//! `agree` when no quantity at any time exceeds that limit. With one dimension `a` and `b / D`
+//! cannot be told apart, and the verdict is `undetermined`.
 
 use headflow_model::{Quantity, Shape, Trajectory, mean_and_error};
 use serde::{Deserialize, Serialize};
@@ -197,37 +199,38 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
     let mut rows = Vec::new();
     let mut comparisons = 0;
     for (quantity, mut row) in compared(shape) {
-        let mut worst: Vec<Option<Deviation>> = vec![None; measured.len()];
-        let mut worst_extrapolated: Option<Deviation> = None;
-        let mut at_worst = None;
-        for t in 0..times {
-            let time = first.times[t];
-            let theory = theory_variance(measured, shape, t, quantity);
-            let rounding = ROUNDING * (1.0 + value(shape, &measured[0].predicted[0].rows[t], quantity).abs());
-            let differences: Vec<Vec<f64>> = measured.iter().map(|m| differences(m, shape, t, quantity)).collect();
-            let samples: Vec<Sample> = differences.iter().map(|d| Sample::of(d)).collect();
-            for (worst, sample) in worst.iter_mut().zip(&samples) {
-                keep_larger(worst, deviation(time, sample.mean, [*sample, theory], rounding));
-            }
-            if at_worst.is_none_or(|(_, largest)| samples[samples.len() - 1].mean.abs() > largest) {
-                let last = samples[samples.len() - 1].mean.abs();
-                at_worst = Some((t, last));
-            }
-            if let Some(weights) = &weights {
-                // Replica by replica: the noise that the dimensions share is in every term.
-                let intercepts: Vec<f64> =
-                    (0..replicas).map(|k| weights.iter().zip(&differences).map(|(w, d)| w * d[k]).sum()).collect();
-                let a = Sample::of(&intercepts);
-                let found = deviation(time, a.mean, [a, theory], rounding);
-                comparisons += usize::from(found.standard_error > rounding);
-                keep_larger(&mut worst_extrapolated, found);
-            }
+        let differences: Vec<Vec<Vec<f64>>> =
+            measured.iter().map(|m| (0..times).map(|t| differences(m, shape, t, quantity)).collect()).collect();
+        let largest_deviation = |samples: &[Sample]| {
+            let deviations = steady(samples).into_iter().enumerate().map(|(t, sample)| {
+                let theory = theory_variance(measured, shape, t, quantity);
+                let size = value(shape, &measured[0].predicted[0].rows[t], quantity).abs();
+                deviation(first.times[t], sample.mean, [sample, theory], ROUNDING * (1.0 + size))
+            });
+            let counted: Vec<Deviation> = deviations.collect();
+            let count = counted.iter().filter(|d| d.standard_errors != 0.0).count();
+            let largest =
+                counted.into_iter().max_by(|a, b| a.standard_errors.abs().total_cmp(&b.standard_errors.abs()));
+            (largest, count)
+        };
+        let at_dimension = |d: &Vec<Vec<f64>>| -> Vec<Sample> { d.iter().map(|values| Sample::of(values)).collect() };
+        row.at_dimensions = differences.iter().filter_map(|d| largest_deviation(&at_dimension(d)).0).collect();
+        if let Some(weights) = &weights {
+            // Replica by replica: the noise that the dimensions share is in every term.
+            let intercepts: Vec<Sample> = (0..times)
+                .map(|t| {
+                    let of = |k: usize| weights.iter().zip(&differences).map(|(w, d)| w * d[t][k]).sum();
+                    Sample::of(&(0..replicas).map(of).collect::<Vec<f64>>())
+                })
+                .collect();
+            let (largest, count) = largest_deviation(&intercepts);
+            (row.extrapolated, comparisons) = (largest, comparisons + count);
         }
-        row.at_dimensions = worst.into_iter().flatten().collect();
-        row.extrapolated = worst_extrapolated;
-        row.bias_coefficient = at_worst.and_then(|(t, _)| {
-            let means: Vec<f64> =
-                measured.iter().map(|m| Sample::of(&differences(m, shape, t, quantity)).mean).collect();
+        // The bias where it is largest, at the largest dimension.
+        let biases = differences.last().map(at_dimension).unwrap_or_default();
+        let at = (0..times).max_by(|&s, &t| biases[s].mean.abs().total_cmp(&biases[t].mean.abs()));
+        row.bias_coefficient = at.and_then(|t| {
+            let means: Vec<f64> = differences.iter().map(|d| Sample::of(&d[t]).mean).collect();
             slope(&dimensions, &means)
         });
         rows.push(row);
@@ -311,10 +314,18 @@ fn theory_variance(measured: &[Measured<'_>], shape: Shape, t: usize, quantity: 
     Sample { mean: 0.0, variance, freedom: (scrambles as f64 - 1.0).max(1.0) }
 }
 
-fn keep_larger(kept: &mut Option<Deviation>, found: Deviation) {
-    if kept.as_ref().is_none_or(|k| found.standard_errors.abs() > k.standard_errors.abs()) {
-        *kept = Some(found);
-    }
+/// Raises a variance that is by chance smaller than those around it to their mean: among hundreds of
+/// times, the variance of a few replicas is sure to be much too small at some.
+fn steady(samples: &[Sample]) -> Vec<Sample> {
+    /// Recorded times to either side.
+    const REACH: usize = 2;
+    (0..samples.len())
+        .map(|t| {
+            let around = &samples[t.saturating_sub(REACH)..(t + REACH + 1).min(samples.len())];
+            let mean = around.iter().map(|s| s.variance).sum::<f64>() / around.len() as f64;
+            Sample { variance: samples[t].variance.max(mean), ..samples[t] }
+        })
+        .collect()
 }
 
 /// Single precision, in which keys are held: relative differences below this are no deviation.
