@@ -328,7 +328,7 @@ fn ctrl_c_keeps_what_was_recorded() {
     let root = tempfile::tempdir().unwrap();
     let long_simulation =
         ["simulate", "--dimension", "200", "--tau", "100000", "--records", "100001", "--replicas", "5"];
-    let long_flow = ["flow", "--tau", "20000", "--records", "20001", "--points", "4096", "--scrambles", "5"];
+    let long_flow = ["flow", "--tau", "20000", "--records", "20001", "--points", "65536", "--scrambles", "5"];
     let long_comparison =
         ["compare", "--dimensions", "200,400", "--tau", "100000", "--records", "50001", "--points", "64"];
     for (name, arguments) in [("s", &long_simulation[..]), ("f", &long_flow[..]), ("c", &long_comparison[..])] {

@@ -613,6 +613,9 @@ impl<E: Evaluator> Recorder<'_, E> {
     /// Records the requested times up to `time`, with the states that `at` interpolates.
     fn record_until(&mut self, time: f64, at: impl Fn(f64) -> Result<Vec<f64>, DiffsolError>) -> Result<(), Error> {
         while let Some(&next) = self.options.times.get(self.trajectory.times.len()).filter(|&&t| t <= time) {
+            if self.watch.interrupted() && !self.trajectory.times.is_empty() {
+                break;
+            }
             let y = at(next).map_err(|e| solver_error(&e))?;
             // An interpolated state may lie outside the cone by the tolerance; it is recorded as it is.
             let Ok((at, r)) = self.system.state.unpack_anywhere(&y) else { break };
@@ -740,6 +743,10 @@ where
                     _ => solver.state().t,
                 };
                 recorder.record_until(reach, |t| solver.interpolate(t).map(|y| y.batch_as_slice(0).to_vec()))?;
+                let recorded = &recorder.trajectory.times;
+                if recorder.watch.interrupted() && recorded.len() < recorder.options.times.len() {
+                    break StopReason::Interrupted { time: recorded.last().copied().unwrap_or(before) };
+                }
                 match reason {
                     OdeSolverStopReason::RootFound(time, index) => {
                         break reached(&recorder.options.events[index], time);
