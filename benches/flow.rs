@@ -5,21 +5,17 @@ use std::hint::black_box;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use headflow::model::Unwatched;
 use headflow::spec::{Purpose, Spec};
-use headflow::theory::flow::{Options, average};
+use headflow::theory::flow::average;
 use headflow::theory::moments::{Coordinates, Evaluator};
-use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 
 const POINTS: usize = 1 << 14;
 
 fn flow(criterion: &mut Criterion) {
-    let spec = Spec::default().complete(Purpose::Flow).expect("the default spec is valid");
-    let draw = || {
-        let task = spec.task().expect("a valid task");
-        QuasiMonteCarlo::scrambles(&task, spec.head_count(), spec.attention(), POINTS, spec.seed, 1)
-            .expect("valid points")
-    };
+    let defaults = Spec { points: Some(POINTS), scrambles: Some(1), ..Spec::default() };
+    let spec = defaults.complete(Purpose::Flow).expect("the default spec is valid");
+    let draw = || spec.evaluators().expect("valid points");
     let start = spec.start().expect("a valid start");
-    let options = Options::new(spec.gamma, spec.recorded_times());
+    let options = spec.flow_options();
 
     let mut group = criterion.benchmark_group("flow, 2^14 points");
     group.sample_size(20);

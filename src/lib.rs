@@ -7,14 +7,12 @@
 //! ([`agreement`]). The program `headflow` only puts these together.
 //!
 //! ```
-//! use headflow::model::{OrderParameters, Unwatched};
+//! use headflow::model::Unwatched;
 //! use headflow::spec::{Purpose, Spec};
-//! use headflow::theory::{flow, quasi_monte_carlo::QuasiMonteCarlo};
+//! use headflow::theory::flow;
 //!
 //! let spec = Spec { tau: Some(20.0), points: Some(1024), ..Spec::default() }.complete(Purpose::Flow)?;
-//! let points = QuasiMonteCarlo::scrambles(&spec.task()?, spec.head_count(), spec.attention(), 1024, 1, 2)?;
-//! let options = flow::Options::new(spec.gamma / spec.batch as f64, spec.recorded_times());
-//! let flow = flow::average(&points, &spec.start()?, &options, &Unwatched)?;
+//! let flow = flow::average(&spec.evaluators()?, &spec.start()?, &spec.flow_options(), &Unwatched)?;
 //! let losses: Vec<f64> = flow.estimate.mean.path(headflow::model::Quantity::Loss).collect();
 //! assert!(losses[100] < losses[0]);
 //! # Ok::<(), headflow::model::Error>(())

@@ -5,8 +5,10 @@
 //! completed spec says everything about a run and gives the same numbers when it is run again.
 
 use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, biases};
-use headflow_sims::direct::Start;
-use headflow_theory::flow::{Event, Method};
+use headflow_sims::direct::{Sgd, Start};
+use headflow_sims::ensemble;
+use headflow_theory::flow::{self, Event, Method};
+use headflow_theory::quasi_monte_carlo::QuasiMonteCarlo;
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -615,6 +617,54 @@ impl Spec {
                 b: self.b0.clone().unwrap_or_else(|| vec![0.0; heads]),
             }),
         }
+    }
+
+    /// The evaluators of a completed spec, one for each scramble.
+    ///
+    /// # Errors
+    /// As [`QuasiMonteCarlo::new`].
+    pub fn evaluators(&self) -> Result<Vec<QuasiMonteCarlo>, Error> {
+        let missing = |name| Error::invalid(name, "is missing: complete the spec first");
+        QuasiMonteCarlo::scrambles(
+            &self.task()?,
+            self.head_count(),
+            self.attention(),
+            self.points.ok_or_else(|| missing("points"))?,
+            self.seed,
+            self.scrambles.ok_or_else(|| missing("scrambles"))?,
+        )
+    }
+
+    /// How the flow of a completed spec is integrated.
+    pub fn flow_options(&self) -> flow::Options {
+        flow::Options {
+            method: self.method,
+            relative_tolerance: self.relative_tolerance,
+            absolute_tolerance: self.absolute_tolerance,
+            max_steps: self.max_steps,
+            events: self.events(),
+            ..flow::Options::new(self.gamma / self.batch as f64, self.recorded_times())
+        }
+    }
+
+    /// The SGD of a spec in `dimension` dimensions.
+    ///
+    /// # Errors
+    /// As [`Task::new`].
+    pub fn sgd(&self, dimension: usize) -> Result<Sgd, Error> {
+        Ok(Sgd {
+            task: self.task()?,
+            attention: self.attention(),
+            dimension,
+            gamma: self.gamma,
+            batch: self.batch,
+            seed: self.seed,
+        })
+    }
+
+    /// What a simulation of a completed spec runs and records.
+    pub fn ensemble_options(&self) -> ensemble::Options {
+        ensemble::Options { times: self.recorded_times(), replicas: self.replicas, test_samples: self.test_samples }
     }
 
     /// The events at which a flow stops.

@@ -2,11 +2,10 @@
 
 use headflow::agreement::{Agreement, Measured, Outcome, THRESHOLD, judge};
 use headflow::model::{OrderParameters, Trajectory, Unwatched};
-use headflow::sims::direct::{Sgd, Start};
-use headflow::sims::ensemble::{self, Ensemble, simulate};
+use headflow::sims::direct::Start;
+use headflow::sims::ensemble::{Ensemble, simulate};
 use headflow::spec::{Purpose, Spec};
 use headflow::theory::flow::{Flow, Options, average};
-use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 use serde_json::json;
 
 const DIMENSIONS: [usize; 2] = [200, 400];
@@ -22,35 +21,14 @@ fn spec(attention: &str, gamma: f64, extra: serde_json::Value) -> Spec {
 }
 
 fn flow(spec: &Spec, start: &OrderParameters, noise: f64) -> Flow {
-    let points = QuasiMonteCarlo::scrambles(
-        &spec.task().unwrap(),
-        spec.head_count(),
-        spec.attention(),
-        spec.points.unwrap(),
-        spec.seed,
-        spec.scrambles.unwrap(),
-    )
-    .unwrap();
-    average(&points, start, &Options::new(noise, spec.recorded_times()), &Unwatched).unwrap()
+    let options = Options { noise, ..spec.flow_options() };
+    average(&spec.evaluators().unwrap(), start, &options, &Unwatched).unwrap()
 }
 
 fn simulations(spec: &Spec) -> Vec<Ensemble> {
-    let options =
-        ensemble::Options { times: spec.recorded_times(), replicas: spec.replicas, test_samples: spec.test_samples };
-    spec.all_dimensions()
-        .into_iter()
-        .map(|dimension| {
-            let sgd = Sgd {
-                task: spec.task().unwrap(),
-                attention: spec.attention(),
-                dimension,
-                gamma: spec.gamma,
-                batch: spec.batch,
-                seed: spec.seed,
-            };
-            simulate(&sgd, &Start::Given(spec.start().unwrap()), &options, &Unwatched).unwrap()
-        })
-        .collect()
+    let start = Start::Given(spec.start().unwrap());
+    let run = |d| simulate(&spec.sgd(d).unwrap(), &start, &spec.ensemble_options(), &Unwatched).unwrap();
+    spec.all_dimensions().into_iter().map(run).collect()
 }
 
 fn verdict(ensembles: &[Ensemble], theory: &Trajectory, errors: Option<&Trajectory>) -> Agreement {

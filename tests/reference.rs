@@ -3,7 +3,7 @@
 
 use headflow::model::{Quantity, Unwatched, mean_and_error};
 use headflow::spec::{Purpose, Spec};
-use headflow::theory::flow::{Options, average};
+use headflow::theory::flow::average;
 use headflow::theory::moments::{Coordinates, Evaluator};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 use serde_json::{Map, Value};
@@ -32,17 +32,8 @@ fn trajectories() {
     for case in cases(include_str!("reference/flow.json")) {
         let results = ["m", "r", "b", "loss", "max_standard_error", "max_standard_error_loss"];
         let spec = spec(&case, &results, Purpose::Flow);
-        let points = QuasiMonteCarlo::scrambles(
-            &spec.task().unwrap(),
-            spec.head_count(),
-            spec.attention(),
-            spec.points.unwrap(),
-            spec.seed,
-            spec.scrambles.unwrap(),
-        )
-        .unwrap();
-        let options = Options::new(spec.gamma / spec.batch as f64, spec.recorded_times());
-        let flow = average(&points, &spec.start().unwrap(), &options, &Unwatched).unwrap();
+        let flow =
+            average(&spec.evaluators().unwrap(), &spec.start().unwrap(), &spec.flow_options(), &Unwatched).unwrap();
         let (mean, errors) = (&flow.estimate.mean, flow.estimate.standard_error.as_ref().unwrap());
         let name = format!("{:?} {:?} gamma {}", spec.attention, spec.bias, spec.gamma);
         assert_eq!(mean.times, spec.recorded_times(), "{name}");

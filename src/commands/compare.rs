@@ -11,7 +11,7 @@ use headflow::theory::flow::{Flow, Options, Statistics};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 use serde_json::json;
 
-use super::simulate::{last_finite, replicas, route_name, series, sgd, simulate};
+use super::simulate::{last_finite, replicas, route_name, series, simulate};
 use super::{Clock, document, drawn, ensemble_route, exit_code, flow, print, theory_route};
 use crate::cli::Request;
 
@@ -88,11 +88,11 @@ pub fn compare(
     let dimensions = spec.all_dimensions();
     let start = spec.simulation_start()?;
     let simulations: Vec<(usize, Sgd)> =
-        dimensions.iter().map(|&d| sgd(spec, d).map(|s| (d, s))).collect::<Result<_, _>>()?;
+        dimensions.iter().map(|&d| spec.sgd(d).map(|s| (d, s))).collect::<Result<_, _>>()?;
     for (_, sgd) in &simulations {
         sgd.validate(&start)?;
     }
-    let (points, options) = (flow::points(spec)?, flow::options(spec));
+    let (points, options) = (spec.evaluators()?, spec.flow_options());
     let predictions = predict(spec, &points, &options, &start, &simulations, quiet, label)?;
     let mut stop = first_failure(predictions.iter().flat_map(|p| p.flows.iter().map(|f| &f.stop)));
     let mut ensembles: Vec<(usize, Ensemble)> = Vec::new();

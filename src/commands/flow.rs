@@ -12,25 +12,6 @@ use super::{Clock, document, drawn, exit_code, last_state, print, theory_route};
 use crate::cli::Request;
 use crate::progress::Progress;
 
-/// The points of a spec, one set for each scramble.
-pub fn points(spec: &Spec) -> Result<Vec<QuasiMonteCarlo>, Error> {
-    let count = spec.points.ok_or_else(|| Error::invalid("points", "is missing"))?;
-    let scrambles = spec.scrambles.ok_or_else(|| Error::invalid("scrambles", "is missing"))?;
-    QuasiMonteCarlo::scrambles(&spec.task()?, spec.head_count(), spec.attention(), count, spec.seed, scrambles)
-}
-
-/// How a spec's flow is integrated.
-pub fn options(spec: &Spec) -> Options {
-    Options {
-        method: spec.method,
-        relative_tolerance: spec.relative_tolerance,
-        absolute_tolerance: spec.absolute_tolerance,
-        max_steps: spec.max_steps,
-        events: spec.events(),
-        ..Options::new(spec.gamma / spec.batch as f64, spec.recorded_times())
-    }
-}
-
 /// Integrates with a progress bar.
 pub fn integrate(
     points: &[QuasiMonteCarlo],
@@ -46,7 +27,7 @@ pub fn integrate(
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let mut folder = RunFolder::prepare(request.out.as_deref(), "flow", request.force)?;
-    let flow = integrate(&points(spec)?, &spec.start()?, &options(spec), "flow", request.quiet)?;
+    let flow = integrate(&spec.evaluators()?, &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
     let series = [Series::of_estimate("theory", &flow.estimate, &flow.trace)];
     folder.write_series(&series, &[])?;
     let route = theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics);

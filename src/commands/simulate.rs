@@ -12,22 +12,9 @@ use super::{Clock, document, drawn, ensemble_route, exit_code, last_state, print
 use crate::cli::Request;
 use crate::progress::Progress;
 
-/// The SGD of a spec at one dimension.
-pub fn sgd(spec: &Spec, dimension: usize) -> Result<Sgd, Error> {
-    Ok(Sgd {
-        task: spec.task()?,
-        attention: spec.attention(),
-        dimension,
-        gamma: spec.gamma,
-        batch: spec.batch,
-        seed: spec.seed,
-    })
-}
-
 /// Runs all replicas with a progress bar.
 pub fn simulate(spec: &Spec, sgd: &Sgd, start: &Start, quiet: bool) -> Result<Ensemble, Error> {
-    let options =
-        ensemble::Options { times: spec.recorded_times(), replicas: spec.replicas, test_samples: spec.test_samples };
+    let options = spec.ensemble_options();
     let last = options.times.last().copied().unwrap_or(0.0);
     let steps = sgd.step_at(last) * u64::from(spec.replicas);
     let progress = Progress::new(&format!("SGD D={}", sgd.dimension), steps, true, quiet);
@@ -71,7 +58,7 @@ pub fn last_finite(ensemble: &Ensemble) -> String {
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;
-    let (sgd, start) = (sgd(spec, dimension)?, spec.simulation_start()?);
+    let (sgd, start) = (spec.sgd(dimension)?, spec.simulation_start()?);
     sgd.validate(&start)?;
     let mut folder = RunFolder::prepare(request.out.as_deref(), "simulate", request.force)?;
     let ensemble = simulate(spec, &sgd, &start, request.quiet)?;

@@ -316,10 +316,10 @@ fn events_stop_where_they_should() {
     assert!(matches!(solution.stop, StopReason::LossBelow { time: 0.0, .. }), "already below at the start");
 }
 
-/// An evaluator that is broken beyond some alignment.
-struct Broken(QuasiMonteCarlo);
+/// An evaluator whose moments are tampered with.
+struct Altered<F>(QuasiMonteCarlo, F);
 
-impl Evaluator for Broken {
+impl<F: Fn(&Coordinates, &mut Moments) + Sync> Evaluator for Altered<F> {
     fn task(&self) -> &Task {
         self.0.task()
     }
@@ -331,32 +331,7 @@ impl Evaluator for Broken {
     }
     fn moments(&self, at: &Coordinates) -> Moments {
         let mut moments = self.0.moments(at);
-        if at.m[(0, 0)] > 1.0 {
-            moments.gx[(1, 0)] = f64::NAN;
-        }
-        moments
-    }
-    fn loss(&self, at: &Coordinates) -> Loss {
-        self.0.loss(at)
-    }
-}
-
-/// A noise term of the wrong sign, which drives `r - m m^T` out of the cone.
-struct Shrinking(QuasiMonteCarlo);
-
-impl Evaluator for Shrinking {
-    fn task(&self) -> &Task {
-        self.0.task()
-    }
-    fn heads(&self) -> usize {
-        self.0.heads()
-    }
-    fn attention(&self) -> &Attention {
-        self.0.attention()
-    }
-    fn moments(&self, at: &Coordinates) -> Moments {
-        let mut moments = self.0.moments(at);
-        moments.gg = DMatrix::identity(3, 3) * -0.1;
+        (self.1)(at, &mut moments);
         moments
     }
     fn loss(&self, at: &Coordinates) -> Loss {
@@ -369,7 +344,9 @@ impl Evaluator for Shrinking {
 fn the_cone_is_not_left() {
     let qmc = points(Activation::Softmax.into(), 64, 0);
     let times: Vec<f64> = (0..=50).map(|t| 0.1 * f64::from(t)).collect();
-    let solution = solve(&Shrinking(qmc), &start(), &Options::new(1.0, times), &Unwatched).unwrap();
+    // A noise term of the wrong sign drives r - m m^T out of the cone.
+    let shrinking = Altered(qmc, |_: &Coordinates, moments: &mut Moments| moments.gg = DMatrix::identity(3, 3) * -0.1);
+    let solution = solve(&shrinking, &start(), &Options::new(1.0, times), &Unwatched).unwrap();
     let StopReason::LeftCone { time, .. } = solution.stop else { panic!("{:?}", solution.stop) };
     // The smallest eigenvalue of r - m m^T shrinks at about the rate 0.1.
     let smallest = (start().r() - start().m() * start().m().transpose()).symmetric_eigenvalues().min();
@@ -415,7 +392,12 @@ fn trouble_is_a_typed_reason_that_keeps_what_was_recorded() {
     let times: Vec<f64> = (0..=50).map(f64::from).collect();
     let qmc = points(Activation::Softmax.into(), 64, 0);
 
-    let solution = solve(&Broken(qmc.clone()), &start(), &Options::new(0.0, times.clone()), &Unwatched).unwrap();
+    let broken = Altered(qmc.clone(), |at: &Coordinates, moments: &mut Moments| {
+        if at.m[(0, 0)] > 1.0 {
+            moments.gx[(1, 0)] = f64::NAN;
+        }
+    });
+    let solution = solve(&broken, &start(), &Options::new(0.0, times.clone()), &Unwatched).unwrap();
     let StopReason::NotFinite { time, variable } = &solution.stop else { panic!("{:?}", solution.stop) };
     assert_eq!(variable, "m[1][0]");
     assert!(!solution.trajectory.times.is_empty() && solution.trajectory.times.iter().all(|t| t <= time));
