@@ -2,7 +2,8 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use headflow::model::{Activation, OrderParameters, Task, Theta};
-use headflow::sims::direct::{Sgd, Start};
+use headflow::sims::direct::Replica;
+use headflow::sims::sgd::{Engine, Sgd, Start};
 use nalgebra::DMatrix;
 
 fn steps(criterion: &mut Criterion) {
@@ -13,8 +14,16 @@ fn steps(criterion: &mut Criterion) {
         for activation in Activation::ALL {
             let point = OrderParameters::new(m.clone(), r.clone(), vec![0.0; 4]).expect("a valid start");
             let task = Task::new(6, Theta::Flip { nu: vec![1.8, 1.5] }).expect("a valid task");
-            let sgd = Sgd { task, attention: activation.into(), dimension, gamma: 1.0, batch: 1, seed: 1 };
-            let mut replica = sgd.replica(&Start::Given(point), 0).expect("a valid simulation");
+            let sgd = Sgd {
+                task,
+                attention: activation.into(),
+                dimension,
+                gamma: 1.0,
+                batch: 1,
+                seed: 1,
+                engine: Engine::Direct,
+            };
+            let mut replica = Replica::new(&sgd, &Start::Given(point), 0).expect("a valid simulation");
             group.throughput(Throughput::Elements((6 * dimension) as u64));
             group.bench_function(format!("L=6 H=4 F=2 D={dimension} {}", activation.name()), |bencher| {
                 bencher.iter(|| replica.advance().expect("no divergence at gamma = 1"));

@@ -284,6 +284,72 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
     Agreement { outcome, summary, threshold, dimensions, worst, rows }
 }
 
+/// Judges two engines, which must have the same law at every dimension: differences of means, with no
+/// bias to allow for.
+///
+/// The verdict is `agree` when none of the differences exceeds the limit for their number, as in
+/// [`judge`].
+pub fn judge_engines(one: &[Measured<'_>], other: &[Measured<'_>], complete: bool) -> Agreement {
+    let dimensions: Vec<usize> = one.iter().map(|m| m.dimension).collect();
+    let replicas = one.iter().chain(other).map(|m| m.simulated.len()).min().unwrap_or(0);
+    let times = one.iter().chain(other).flat_map(|m| m.simulated.iter().map(|t| t.times.len())).min().unwrap_or(0);
+    let mut rows = Vec::new();
+    let mut comparisons = 0;
+    let shape = one.iter().find_map(|m| m.simulated.first()).map(|t| t.shape);
+    if let (Some(shape), true) = (shape, replicas > 1) {
+        for (quantity, mut row) in compared(shape) {
+            for (one, other) in one.iter().zip(other) {
+                let samples = |measured: &Measured<'_>| -> Vec<Sample> {
+                    let at = |t: usize| -> Vec<f64> {
+                        measured.simulated.iter().map(|run| value(shape, &run.rows[t], quantity)).collect()
+                    };
+                    steady(&(0..times).map(|t| Sample::of(&at(t))).collect::<Vec<_>>())
+                };
+                let deviations = samples(one).into_iter().zip(samples(other)).enumerate().map(|(t, (a, b))| {
+                    deviation(one.simulated[0].times[t], a.mean - b.mean, [a, b], ROUNDING * (1.0 + b.mean.abs()))
+                });
+                let counted: Vec<Deviation> = deviations.collect();
+                comparisons += counted.iter().filter(|d| d.standard_errors != 0.0).count();
+                row.at_dimensions.extend(
+                    counted.into_iter().max_by(|a, b| a.standard_errors.abs().total_cmp(&b.standard_errors.abs())),
+                );
+            }
+            rows.push(row);
+        }
+    }
+    let worst = rows
+        .iter()
+        .flat_map(|row| row.at_dimensions.iter().zip(&dimensions).map(|(d, dimension)| (row.name(), *dimension, d)))
+        .max_by(|a, b| a.2.standard_errors.abs().total_cmp(&b.2.standard_errors.abs()))
+        .map(|(name, dimension, d)| (name, dimension, d.clone()));
+    let threshold = limit(comparisons);
+    let (outcome, summary) = match &worst {
+        _ if !complete => (Outcome::Undetermined, "a run stopped before its last time".to_string()),
+        None => (Outcome::Undetermined, "one replica has no standard error: use --replicas 2 or more".to_string()),
+        Some((name, dimension, found)) => {
+            let size = found.standard_errors.abs();
+            let (outcome, relation) =
+                if size <= threshold { (Outcome::Agree, "within") } else { (Outcome::Disagree, "beyond") };
+            let summary = format!(
+                "at equal D, the largest of {comparisons} differences is {size:.2} standard errors ({name} at D = \
+                 {dimension}, tau = {}: {:+.2e} +- {:.1e}), {relation} the {threshold:.2} that one law may show among so many",
+                (found.time * 1e6).round() / 1e6,
+                found.value,
+                found.standard_error
+            );
+            (outcome, summary)
+        }
+    };
+    Agreement {
+        outcome,
+        summary,
+        threshold,
+        dimensions,
+        worst: worst.map(|(name, _, deviation)| (name, deviation)),
+        rows,
+    }
+}
+
 impl Sample {
     /// The mean of independent values.
     fn of(values: &[f64]) -> Self {
@@ -421,18 +487,20 @@ mod tests {
     fn verdict(seed: u64, dimensions: &[usize], offset: f64, bias: f64) -> Agreement {
         let theory = theory();
         let runs: Vec<_> = dimensions.iter().map(|&d| (d, replicas(seed, d, offset, bias))).collect();
-        let measured: Vec<_> = runs
-            .iter()
+        judge(&measured_of(&runs, &theory), true)
+    }
+
+    fn measured_of<'a>(runs: &'a [(usize, Vec<Trajectory>)], theory: &'a Trajectory) -> Vec<Measured<'a>> {
+        runs.iter()
             .map(|(d, runs)| Measured {
                 dimension: *d,
                 simulated: runs.iter().collect(),
-                predicted: vec![&theory],
+                predicted: vec![theory],
                 predicted_error: None,
                 predicted_trace_error: None,
                 scrambles: 8,
             })
-            .collect();
-        judge(&measured, true)
+            .collect()
     }
 
     /// Of 100 correct theories with a `1/D` bias of many standard errors, nearly all pass.
@@ -482,6 +550,23 @@ mod tests {
         assert!((slope(&dimensions, &means).unwrap() - 30.0).abs() < 1e-9);
         // Two dimensions leave no choice: a = (D2 y2 - D1 y1) / (D2 - D1).
         assert_eq!(intercept_weights(&[500, 1000]).unwrap(), [-1.0, 2.0]);
+    }
+
+    /// Two sets of replicas of one law agree; an offset at one dimension is found.
+    #[test]
+    fn engines_of_one_law_agree() {
+        let theory = theory();
+        let runs = |seed: u64, offset: f64| {
+            vec![(500, replicas(seed, 500, 0.0, 60.0)), (1000, replicas(seed, 1000, offset, 60.0))]
+        };
+        let judged = |seed: u64, offset: f64| {
+            let (one, other) = (runs(seed, 0.0), runs(seed + 1000, offset));
+            judge_engines(&measured_of(&one, &theory), &measured_of(&other, &theory), true)
+        };
+        for seed in 0..50 {
+            assert_eq!(judged(seed, 0.0).outcome, Outcome::Agree);
+            assert_eq!(judged(seed, 1.0).outcome, Outcome::Disagree);
+        }
     }
 
     /// Rounding of single precision is no deviation, however small the spread.

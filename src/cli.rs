@@ -51,8 +51,10 @@ pub struct Request {
     pub threads: Option<usize>,
     /// `figure`: its name.
     pub figure: Option<String>,
-    /// `figure`: where the results are.
+    /// `figure`, `stages`: where the results are.
     pub from: Option<PathBuf>,
+    /// `simulate`: the folder of an unfinished run.
+    pub resume: Option<PathBuf>,
 }
 
 /// The most threads.
@@ -114,10 +116,12 @@ pub fn build() -> Command {
             command(
                 "compare",
                 "Compare theory and SGD: a figure, a table and a verdict",
-                "Integrates the flow and runs SGD at two or more dimensions from the same start, and asks whether what \
-                 differs is a bias of order 1/D, as it must be for a correct theory. With random keys the flow starts \
-                 from each replica's own overlaps.",
+                "Integrates the flow and runs SGD at two or more dimensions from the same start, by both engines (tokens \
+                 in D dimensions, and the exact overlap chain), and asks whether what differs from theory is a bias of \
+                 order 1/D, as it must be for a correct theory, and whether the two engines have one law at each D. With \
+                 random keys the flow and the chain start from each replica's own overlaps.",
                 "Examples:\n  headflow compare\n  headflow compare --dimensions 250,500,1000 --replicas 16\n  \
+                 headflow compare --engine overlap --dimensions 10000,100000 --tau 20\n  \
                  headflow compare --attention softmax1 --gamma 0.5 --tau 100",
             )
             .args(spec_flags())
@@ -138,10 +142,20 @@ pub fn build() -> Command {
         .subcommand(
             command(
                 "simulate",
-                "Run online SGD in D dimensions, several replicas in parallel",
-                "Fresh tokens every step, the exact gradient at finite D; overlaps and loss are recorded on a time grid.",
+                "Run online SGD at dimension D, several replicas in parallel",
+                "Fresh tokens every step, the exact gradient at finite D; overlaps and loss are recorded on a time grid. \
+                 The engine \"overlap\" simulates the order parameters alone: the same law at any D, a step costs the \
+                 same at D = 10^3 and 10^9. Its long runs are kept in checkpoint.json every 20 s and when interrupted; \
+                 --resume goes on from there and gives the same bits as an unbroken run.",
                 "Examples:\n  headflow simulate --dimension 1000 --tau 100\n  headflow simulate --initial random --replicas 20\n  \
+                 headflow simulate --engine overlap --dimension 1000000 --tau 20\n  headflow simulate --resume results/simulate\n  \
                  headflow simulate --batch 8 --gamma 2",
+            )
+            .arg(
+                Arg::new("resume")
+                    .long("resume")
+                    .value_name("FOLDER")
+                    .help("Go on with the interrupted run in this folder (engine overlap)"),
             )
             .args(spec_flags())
             .args(run_flags()),
@@ -202,7 +216,7 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
         }
     }
     overlay(&mut fields, flags);
-    for name in ["out", "from"] {
+    for name in ["out", "from", "resume"] {
         if text(name).is_some_and(|path| path.is_empty()) {
             return Err(Error::invalid(name, "the name of a folder is empty"));
         }
@@ -224,5 +238,6 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
         threads,
         figure: text("figure"),
         from: text("from").map(PathBuf::from),
+        resume: text("resume").map(PathBuf::from),
     })
 }

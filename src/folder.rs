@@ -87,10 +87,7 @@ impl RunFolder {
     pub fn write_series(&mut self, series: &[Series], replicas: &[Replicas<'_>]) -> Result<(), Error> {
         // What is replaced goes first: a folder with a result.json is whole and of one run.
         for old in ["result.json", "comparison.png", "comparison.svg"] {
-            match fs::remove_file(self.path.join(old)) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(unwritable(&self.path.join(old), &e)),
-                _ => {}
-            }
+            self.remove(old)?;
         }
         self.write("series.csv", |to| write_csv(series, to))?;
         self.write("series.npz", |to| write_npz(series, replicas, to))
@@ -103,6 +100,25 @@ impl RunFolder {
     pub fn write_document(&mut self, document: &Value) -> Result<(), Error> {
         let text = to_text(document);
         self.write("result.json", |to| to.write_all(text.as_bytes()).map_err(|e| Error::unreadable("result.json", e)))
+    }
+
+    /// Writes a file of text beside the result.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_text(&mut self, name: &str, text: &str) -> Result<(), Error> {
+        self.write(name, |to| to.write_all(text.as_bytes()).map_err(|e| Error::unreadable(name, e)))
+    }
+
+    /// Removes a file, if it is there.
+    ///
+    /// # Errors
+    /// When it is there and cannot be removed.
+    pub fn remove(&mut self, name: &str) -> Result<(), Error> {
+        match fs::remove_file(self.path.join(name)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(unwritable(&self.path.join(name), &e)),
+            _ => Ok(()),
+        }
     }
 
     fn write(&mut self, name: &str, content: impl FnOnce(&mut fs::File) -> Result<(), Error>) -> Result<(), Error> {

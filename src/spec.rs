@@ -5,8 +5,8 @@
 //! completed spec says everything about a run and gives the same numbers when it is run again.
 
 use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, biases};
-use headflow_sims::direct::{Sgd, Start};
 use headflow_sims::ensemble;
+use headflow_sims::sgd::{Engine, Sgd, Start};
 use headflow_theory::flow::{self, Event, Method};
 use headflow_theory::quasi_monte_carlo::QuasiMonteCarlo;
 use nalgebra::DMatrix;
@@ -122,7 +122,14 @@ pub const FIELDS: &[Field] = &[
     field("relative_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-6]"),
     field("absolute_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-8]"),
     field("max_steps", Kind::Count, THEORY, "Most steps of the solver [default: 100000]"),
-    field("dimension", Kind::Count, SIMULATION, "Token dimension D of simulate, at least H + F [default: 1000]"),
+    field(
+        "engine",
+        Kind::Word,
+        SIMULATION,
+        "direct: tokens in D dimensions, D >= H + F | overlap: the exact overlap chain, any D >= F + H + L at one \
+         cost | both (compare) [default: direct; compare both]",
+    ),
+    field("dimension", Kind::Count, SIMULATION, "Token dimension D of simulate [default: 1000]"),
     field("dimensions", Kind::List, SIMULATION, "Token dimensions of compare [default: 500,1000]"),
     field("replicas", Kind::Count, SIMULATION, "Independent runs at each dimension [default: 8]"),
     field("test_samples", Kind::Count, SIMULATION, "Fresh samples on which each loss is measured [default: 4096]"),
@@ -154,6 +161,29 @@ pub enum Initial {
     Given,
     /// Independent Gaussian keys, different in every replica.
     Random,
+}
+
+/// Which engines simulate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Engines {
+    /// Tokens in `D` dimensions.
+    Direct,
+    /// The overlap chain.
+    Overlap,
+    /// One after the other.
+    Both,
+}
+
+impl Engines {
+    /// The engines, direct first.
+    pub fn list(self) -> &'static [Engine] {
+        match self {
+            Self::Direct => &[Engine::Direct],
+            Self::Overlap => &[Engine::Overlap],
+            Self::Both => &[Engine::Direct, Engine::Overlap],
+        }
+    }
 }
 
 /// An experiment; see [`FIELDS`] for what each field means.
@@ -206,6 +236,8 @@ pub struct Spec {
     pub absolute_tolerance: f64,
     pub max_steps: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engines>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub dimension: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dimensions: Option<Vec<usize>>,
@@ -244,6 +276,7 @@ impl Default for Spec {
             relative_tolerance: 1e-6,
             absolute_tolerance: 1e-8,
             max_steps: 100_000,
+            engine: None,
             dimension: None,
             dimensions: None,
             replicas: 8,
@@ -559,17 +592,35 @@ impl Spec {
                 format!("must be from 2 to {MAX_TEST_SAMPLES}, got {}", self.test_samples),
             ));
         }
-        for d in self.all_dimensions() {
-            if d < heads + features {
-                return Err(Error::invalid(
-                    if purpose == Purpose::Compare { "dimensions" } else { "dimension" },
-                    format!(
-                        "D = {d} is too small: {heads} keys and {features} spikes need D >= H + F = {}",
-                        heads + features
-                    ),
-                ));
-            }
+        let field = if purpose == Purpose::Compare { "dimensions" } else { "dimension" };
+        let smallest = self.all_dimensions().into_iter().min().unwrap_or(0);
+        if smallest < heads + features {
+            return Err(Error::invalid(
+                field,
+                format!(
+                    "D = {smallest} is too small: {heads} keys and {features} spikes need D >= H + F = {}",
+                    heads + features
+                ),
+            ));
         }
+        let chain = heads + features + self.length;
+        let engine = self.engine.unwrap_or(match purpose {
+            Purpose::Compare if smallest >= chain => Engines::Both,
+            _ => Engines::Direct,
+        });
+        if engine == Engines::Both && purpose != Purpose::Compare {
+            return Err(Error::invalid("engine", "only compare runs both engines: choose direct or overlap"));
+        }
+        if engine != Engines::Direct && smallest < chain {
+            return Err(Error::invalid(
+                field,
+                format!(
+                    "D = {smallest} is too small for the overlap chain: it needs D >= F + H + L = {chain} \
+                     (or use --engine direct)"
+                ),
+            ));
+        }
+        self.engine = Some(engine);
         Ok(())
     }
 
@@ -647,11 +698,16 @@ impl Spec {
         }
     }
 
+    /// The engines that simulate, direct first.
+    pub fn engines(&self) -> &'static [Engine] {
+        self.engine.unwrap_or(Engines::Direct).list()
+    }
+
     /// The SGD of a spec in `dimension` dimensions.
     ///
     /// # Errors
     /// As [`Task::new`].
-    pub fn sgd(&self, dimension: usize) -> Result<Sgd, Error> {
+    pub fn sgd(&self, dimension: usize, engine: Engine) -> Result<Sgd, Error> {
         Ok(Sgd {
             task: self.task()?,
             attention: self.attention(),
@@ -659,6 +715,7 @@ impl Spec {
             gamma: self.gamma,
             batch: self.batch,
             seed: self.seed,
+            engine,
         })
     }
 
@@ -860,6 +917,7 @@ mod tests {
             b: Some(vec![]),
             points: Some(1),
             scrambles: Some(1),
+            engine: Some(Engines::Both),
             dimension: Some(1),
             dimensions: Some(vec![]),
             ..Spec::default()

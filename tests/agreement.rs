@@ -2,8 +2,8 @@
 
 use headflow::agreement::{Agreement, Measured, Outcome, THRESHOLD, judge};
 use headflow::model::{OrderParameters, Trajectory, Unwatched};
-use headflow::sims::direct::Start;
 use headflow::sims::ensemble::{Ensemble, simulate};
+use headflow::sims::sgd::{Engine, Start};
 use headflow::spec::{Purpose, Spec};
 use headflow::theory::flow::{Flow, Options, average};
 use serde_json::json;
@@ -27,7 +27,8 @@ fn flow(spec: &Spec, start: &OrderParameters, noise: f64) -> Flow {
 
 fn simulations(spec: &Spec) -> Vec<Ensemble> {
     let start = Start::Given(spec.start().unwrap());
-    let run = |d| simulate(&spec.sgd(d).unwrap(), &start, &spec.ensemble_options(), &Unwatched).unwrap();
+    let run =
+        |d| simulate(&spec.sgd(d, Engine::Direct).unwrap(), &start, &spec.ensemble_options(), &Unwatched).unwrap();
     spec.all_dimensions().into_iter().map(run).collect()
 }
 

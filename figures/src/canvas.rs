@@ -39,6 +39,7 @@ pub struct Stamp {
     pub marker: Marker,
     /// Filled with its colour, or with white.
     pub filled: bool,
+    pub radius: f64,
 }
 
 /// Horizontal place of a text's anchor.
@@ -81,8 +82,8 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
     /// A line through `points`.
     pub fn line(&self, points: &[Point], stroke: Stroke) -> Result<(), Error> {
         match stroke.dash.lengths() {
-            None => self.path(points, stroke),
-            Some(lengths) => dashes(points, lengths).iter().try_for_each(|dash| self.path(dash, stroke)),
+            [] => self.path(points, stroke),
+            lengths => dashes(points, lengths).iter().try_for_each(|dash| self.path(dash, stroke)),
         }
     }
 
@@ -105,10 +106,16 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
         Ok(())
     }
 
-    /// A marker of radius `radius`, set off from what lies below by a white rim.
-    pub fn stamp(&self, center: Point, radius: f64, stamp: Stamp) -> Result<(), Error> {
+    /// A filled rectangle between two opposite corners.
+    pub fn rectangle(&self, from: Point, to: Point, color: RGBColor) -> Result<(), Error> {
+        self.area.draw(&Rectangle::new([device(from), device(to)], color.filled())).map_err(failed)
+    }
+
+    /// A marker, set off from what lies below by a white rim.
+    pub fn stamp(&self, center: Point, stamp: Stamp) -> Result<(), Error> {
         const RIM: f64 = 1.2;
         const EDGE: f64 = 2.6;
+        let radius = stamp.radius;
         if stamp.filled {
             self.shape(center, radius + RIM, stamp.marker, WHITE)?;
             self.shape(center, radius, stamp.marker, stamp.color)
@@ -128,6 +135,9 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
             Marker::Square => (4, 0.5, 1.2),
             Marker::Triangle => (3, -0.75, 1.3),
             Marker::Diamond => (4, 0.0, 1.3),
+            Marker::Wedge => (3, 0.75, 1.3),
+            Marker::Pentagon => (5, -1.25, 1.15),
+            Marker::Hexagon => (6, 0.0, 1.1),
         };
         let corner = |i: usize| {
             let angle = (i as f64 + turn) * std::f64::consts::TAU / corners as f64;
@@ -175,11 +185,13 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
     }
 }
 
-/// Cuts a line into dashes of the given lengths of stroke and gap.
-fn dashes(points: &[Point], (on, off): (f64, f64)) -> Vec<Vec<Point>> {
+/// Cuts a line into dashes: `lengths` of strokes and gaps by turns.
+fn dashes(points: &[Point], lengths: &[f64]) -> Vec<Vec<Point>> {
     let mut pieces = Vec::new();
     let mut piece = points.first().map_or(Vec::new(), |&p| vec![p]);
-    let (mut drawing, mut left) = (true, on);
+    let mut turns = lengths.iter().cycle().copied();
+    let mut next = || turns.next().unwrap_or(f64::INFINITY);
+    let (mut drawing, mut left) = (true, next());
     for pair in points.windows(2) {
         let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
         let length = (x1 - x0).hypot(y1 - y0);
@@ -194,7 +206,7 @@ fn dashes(points: &[Point], (on, off): (f64, f64)) -> Vec<Vec<Point>> {
                 piece = vec![at];
             }
             drawing = !drawing;
-            left = if drawing { on } else { off };
+            left = next();
         }
         left -= length - done;
         if drawing {
@@ -301,11 +313,14 @@ mod tests {
     #[test]
     fn dashes_cover_their_share_of_a_line() {
         let points: Vec<_> = (0..=100).map(|i| (i as f64, 0.0)).collect();
-        let pieces = dashes(&points, (14.0, 6.0));
+        let pieces = dashes(&points, &[14.0, 6.0]);
         assert_eq!(pieces.len(), 5);
         let covered: f64 = pieces.iter().map(|p| p[p.len() - 1].0 - p[0].0).sum();
         assert!((covered - 70.0).abs() < 1e-9);
-        assert!(dashes(&[], (1.0, 1.0)).is_empty() && dashes(&[(0.0, 0.0)], (1.0, 1.0)).is_empty());
+        assert!(dashes(&[], &[1.0, 1.0]).is_empty() && dashes(&[(0.0, 0.0)], &[1.0, 1.0]).is_empty());
+        let mixed = dashes(&points, &[10.0, 5.0, 2.0, 3.0]);
+        let lengths: Vec<_> = mixed.iter().map(|p| (p[p.len() - 1].0 - p[0].0).round()).collect();
+        assert_eq!(lengths, [10.0, 2.0].repeat(5));
     }
 
     #[test]

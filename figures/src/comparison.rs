@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::curves::{Look, Shown, common_range};
+use crate::curves::{Look, Manner, Shown, common_range};
 use crate::error::Error;
 use crate::panel::{Figure, Row};
 use crate::record::ResultFolder;
@@ -12,9 +12,10 @@ use crate::style::WIDTH;
 const COLUMNS: usize = 3;
 
 /// Draws one run against the time `tau`: every alignment `m_hf` (a panel per feature, a colour per
-/// head), the loss and `tr r`. Theory as lines, SGD means with standard errors as markers, one
-/// replica of the largest dimension as a thin pale line; a run that lacks some of these shows the
-/// others.
+/// head), the loss and `tr r`. Theory as lines, means of direct SGD with standard errors as markers,
+/// those of the overlap chain as open markers of other shapes at other records (beside them where
+/// records are few), one replica of the largest dimension as a thin pale line. A run that lacks some
+/// of these shows the others; without direct SGD the overlap chain takes its place.
 ///
 /// Writes `<out>.png` (1600 pixels wide, for 17 cm) and `<out>.svg`, and returns their paths. The
 /// folder of `out` must exist; each file appears whole or not at all.
@@ -23,7 +24,7 @@ const COLUMNS: usize = 3;
 /// [`Error::Drawing`] when the drawing fails, [`Error::File`] when a file cannot be written.
 pub fn comparison(folder: &ResultFolder, out: &Path) -> Result<Vec<PathBuf>, Error> {
     let folders = std::slice::from_ref(folder);
-    let look = Look::of(folders, true);
+    let look = Look::of(folders, Manner::MeansAndReplica);
     let features = folder.features();
     let mut alignments: Vec<_> =
         (0..features).map(|feature| look.panel(folder, Shown::Alignments { feature })).collect();
@@ -90,6 +91,42 @@ mod tests {
     fn direct_routes_alone_give_a_figure() {
         let fixture = Fixture::new(Activation::BayesSoftmax, Routes::Direct, 101);
         assert_drawn(&draw(&fixture), &["SGD, D = 500", "bayes-softmax"], &["theory"]);
+    }
+
+    #[test]
+    fn the_overlap_chain_stands_beside_direct_sgd() {
+        let fixture = Fixture::new(Activation::Softmax, Routes::AllEngines, 101);
+        let labels = [
+            "direct SGD, D = 1000, mean ± standard error",
+            "overlap chain, D = 1000, mean ± standard error",
+            "overlap chain, D = 500, mean ± standard error",
+            "one replica, D = 1000",
+        ];
+        assert_drawn(&draw(&fixture), &labels, &["NaN"]);
+    }
+
+    #[test]
+    fn few_records_of_several_engines_stand_beside_each_other() {
+        let fixture = Fixture::new(Activation::Softmax, Routes::AllEngines, 11);
+        assert_drawn(&draw(&fixture), &["direct SGD, D = 500", "overlap chain, D = 1000", "side by side"], &["NaN"]);
+    }
+
+    #[test]
+    fn the_overlap_chain_takes_the_place_of_direct_sgd() {
+        let fixture = Fixture::new(Activation::Softmax, Routes::TheoryAndOverlap, 101);
+        assert_drawn(&draw(&fixture), &["overlap chain, D = 500, mean", "one replica, D = 1000"], &["SGD"]);
+    }
+
+    #[test]
+    fn the_overlap_chain_alone_gives_a_figure() {
+        let fixture = Fixture::new(Activation::Softmax, Routes::Overlap, 101);
+        assert_drawn(&draw(&fixture), &["overlap chain, D = 500, mean", "one replica"], &["SGD", "theory"]);
+    }
+
+    #[test]
+    fn one_replica_alone_gives_a_figure() {
+        let fixture = Fixture::new(Activation::Softmax, Routes::TheoryAndReplica, 101);
+        assert_drawn(&draw(&fixture), &["overlap chain, D = 1000, one replica"], &["SGD", "standard error"]);
     }
 
     #[test]

@@ -46,6 +46,11 @@ impl Error {
         Self::Unreadable { path: path.into(), problem: problem.to_string() }
     }
 
+    /// An [`Error::Unreadable`] for a result without the field that a figure draws.
+    pub(crate) fn lacking(path: impl Into<PathBuf>, field: &str) -> Self {
+        Self::unreadable(path, format!("holds no \"{field}\", which this figure draws"))
+    }
+
     /// An [`Error::File`], or [`Error::Missing`] if the file is not there.
     pub(crate) fn reading(path: impl Into<PathBuf>, source: io::Error) -> Self {
         let path = path.into();

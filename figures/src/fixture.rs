@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use headflow_model::series::{Series, write_csv};
 use headflow_model::{Activation, Estimate, Quantity, Shape, Trajectory};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Which routes a folder holds.
@@ -14,6 +15,13 @@ pub enum Routes {
     Theory,
     TheoryPerDimension,
     Direct,
+    /// Theory, direct SGD and the overlap chain.
+    AllEngines,
+    /// The overlap chain alone.
+    Overlap,
+    TheoryAndOverlap,
+    /// Theory, and one replica of the overlap chain without a mean.
+    TheoryAndReplica,
     /// All, with the same number everywhere.
     Constant,
 }
@@ -30,7 +38,8 @@ fn noise(counter: &mut u64) -> f64 {
     ((mixed ^ (mixed >> 29)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
 }
 
-/// Heads that take the signs of the first feature by `tau = 40` and of the second by `tau = 200`.
+/// Heads that take the signs of the first feature by `tau = 40`, of the second by `tau = 200` and
+/// of the third by `tau = 320`.
 fn path(shape: Shape, times: usize, delay: f64, speed: f64, size: f64, counter: &mut u64) -> Trajectory {
     let logistic = |x: f64| 1.0 / (1.0 + (-x).exp());
     let mut trajectory = Trajectory::new(shape);
@@ -39,8 +48,9 @@ fn path(shape: Shape, times: usize, delay: f64, speed: f64, size: f64, counter: 
         let time = 400.0 * t as f64 / (times.max(2) - 1) as f64;
         wander.iter_mut().for_each(|w| *w = 0.8 * *w + size * noise(counter));
         let m = |head: usize, feature: usize| {
-            let sign = if head >> feature & 1 == 0 { 1.0 } else { -1.0 };
-            let (middle, rate) = [(25.0, 0.25), (190.0, 0.06)][feature % 2];
+            let odd = [head, head >> 1, head ^ head >> 1][feature % 3] & 1;
+            let sign = if odd == 0 { 1.0 } else { -1.0 };
+            let (middle, rate) = [(25.0, 0.25), (190.0, 0.06), (310.0, 0.12)][feature % 3];
             sign * (1.5 - 0.4 * feature as f64 - 0.05 * head as f64) * logistic((time - middle - delay) * rate * speed)
                 + wander[head * shape.features + feature]
         };
@@ -75,23 +85,32 @@ impl Fixture {
         let mut theory =
             |name: &str, delay: f64| Series::of_trajectory(name, &path(shape, times, delay, speed, 0.0, counter));
         match routes {
-            Routes::All | Routes::Theory | Routes::Constant => series.push(theory("theory", 0.0)),
+            Routes::Direct | Routes::Overlap => {}
             Routes::TheoryPerDimension => {
                 series.extend([theory("theory D=500", 8.0), theory("theory D=1000", 0.0)]);
             }
-            Routes::Direct => {}
+            _ => series.push(theory("theory", 0.0)),
         }
-        if routes != Routes::Theory {
+        let engines: &[&str] = match routes {
+            Routes::Theory => &[],
+            Routes::AllEngines => &["direct", "overlap"],
+            Routes::Overlap | Routes::TheoryAndOverlap | Routes::TheoryAndReplica => &["overlap"],
+            _ => &["direct"],
+        };
+        for engine in engines {
             for (dimension, delay) in [(500, 8.0), (1000, 0.0)] {
                 let replicas: Vec<_> =
                     (0..8).map(|_| path(shape, times, delay, speed, 100.0 / dimension as f64, counter)).collect();
                 let estimate = Estimate::over(&replicas).unwrap();
                 let trace = Estimate::trace_over(&replicas);
-                series.push(Series::of_estimate(format!("direct D={dimension}"), &estimate, &trace));
+                series.push(Series::of_estimate(format!("{engine} D={dimension}"), &estimate, &trace));
                 for (k, replica) in replicas.iter().enumerate() {
-                    series.push(Series::of_trajectory(format!("direct D={dimension} replica={k}"), replica));
+                    series.push(Series::of_trajectory(format!("{engine} D={dimension} replica={k}"), replica));
                 }
             }
+        }
+        if routes == Routes::TheoryAndReplica {
+            series.retain(|s| s.route == "theory" || s.route == "overlap D=1000 replica=0");
         }
         if routes == Routes::Constant {
             for series in &mut series {
@@ -115,6 +134,45 @@ impl Fixture {
 
     pub fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Sets a field of `result.json`.
+    pub fn add(&self, name: &str, value: Value) {
+        let path = self.path().join("result.json");
+        let mut document: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        document[name] = value;
+        fs::write(path, document.to_string()).unwrap();
+    }
+
+    /// The field `stages` for three features, of the theory and of a replica.
+    pub fn stages(heads: usize) -> Value {
+        let sign = |odd: usize| if odd & 1 == 0 { "+" } else { "-" };
+        let patterns = |learned: usize| -> Vec<String> {
+            let of_head = |head: usize| {
+                let signs = [head, head >> 1, head ^ head >> 1].into_iter().zip(1..).take(learned);
+                let pattern: String = signs.map(|(odd, s)| format!("{}s{s}", sign(odd))).collect();
+                if pattern.is_empty() { "off".into() } else { pattern }
+            };
+            (0..heads).map(of_head).collect()
+        };
+        let plateau = |start: f64, end: Option<f64>, loss: f64, learned: usize| json!({"start": start, "end": end, "loss": loss, "patterns": patterns(learned)});
+        json!([
+            {
+                "route": "theory",
+                "plateaus": [
+                    plateau(0.0, Some(12.0), 0.93, 0),
+                    plateau(48.0, Some(140.0), 0.62, 1),
+                    plateau(245.0, Some(285.0), 0.4, 2),
+                    plateau(350.0, None, 0.25, 3),
+                ],
+                "order": [{"feature": 0, "time": 25.0}, {"feature": 1, "time": 190.0}, {"feature": 2, "time": 310.0}],
+                "excursions": [{"head": 0, "start": 60.0, "end": 95.0, "pattern": "+s2"}],
+            },
+            {
+                "route": "overlap D=1000 replica=0",
+                "order": [{"feature": 0, "time": 27.0}, {"feature": 1, "time": 184.0}, {"feature": 2, "time": null}],
+            },
+        ])
     }
 
     /// Replaces values by NaN where `when(time, quantity)`.

@@ -6,10 +6,8 @@ use plotters::prelude::{DrawingBackend, RGBColor};
 
 use crate::canvas::{Align, Canvas, Drawing, Point, Stamp, Stroke, text_width, write};
 use crate::error::Error;
-use crate::style::{Dash, GRID, GUIDE, INK, LABEL, TICK, TITLE};
+use crate::style::{Dash, GRID, GUIDE, INK, LABEL, NOTE, SHADE, TICK, TITLE};
 
-/// Radius of a marker.
-const MARKER: f64 = 6.0;
 /// Width of an error bar.
 const BAR: f64 = 2.0;
 /// Larger numbers cannot be placed without overflow, and are treated as not finite.
@@ -42,6 +40,11 @@ impl Range {
             0.04 * span
         };
         Self { low: self.low - space, high: self.high + space }
+    }
+
+    /// Whether `value` lies between the ends; never for one that is not finite.
+    fn holds(self, value: f64) -> bool {
+        (self.low..=self.high).contains(&value)
     }
 
     /// Where `value` lies between the ends, from 0 to 1.
@@ -77,14 +80,63 @@ fn ticks(range: Range, count: f64) -> Vec<(f64, String)> {
 fn scientific(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$e}");
     let Some((mantissa, exponent)) = text.split_once('e') else { return text };
-    let raised = exponent.chars().map(|c| match c {
+    format!("{mantissa}·10{}", raised(exponent))
+}
+
+/// A whole number as an exponent.
+fn raised(number: &str) -> String {
+    let digit = |c| match c {
         '-' => '⁻',
         '1' => '¹',
         '2' => '²',
         '3' => '³',
         c => char::from_u32(0x2070 + c.to_digit(10).unwrap_or(0)).unwrap_or(c),
-    });
-    format!("{mantissa}·10{}", raised.collect::<String>())
+    };
+    number.chars().map(digit).collect()
+}
+
+/// How an axis maps values to places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scale {
+    #[default]
+    Linear,
+    /// Decades are equally long; only positive values have a place.
+    Logarithmic,
+}
+
+impl Scale {
+    /// What grows evenly along the axis; not finite where the axis has no place for `value`.
+    fn place(self, value: f64) -> f64 {
+        match self {
+            Self::Linear => value,
+            Self::Logarithmic => value.log10(),
+        }
+    }
+
+    /// Values to mark on an axis whose places are in `range`; one without a label is minor.
+    fn ticks(self, range: Range, count: f64) -> Vec<(f64, String)> {
+        if self == Self::Linear {
+            return ticks(range, count);
+        }
+        let (first, last) = (range.low.floor() as i32, range.high.floor() as i32);
+        let within = |value: &f64| (range.low..=range.high).contains(&value.log10());
+        let decades = (first..=last).filter(|&k| within(&10f64.powi(k))).count();
+        if range.high - range.low < 0.6 {
+            // Such an axis is almost linear.
+            return ticks(Range { low: 10f64.powf(range.low), high: 10f64.powf(range.high) }, count);
+        }
+        let every = (decades as f64 / count.max(1.0)).ceil().max(1.0) as i32;
+        let label = |step: i32, exponent: i32| match step {
+            1 if exponent.rem_euclid(every) == 0 => format!("10{}", raised(&exponent.to_string())),
+            2 | 5 if decades < 2 => format!("{step}·10{}", raised(&exponent.to_string())),
+            _ => String::new(),
+        };
+        (first..=last)
+            .flat_map(|k| (1..10).map(move |step| (step, k)))
+            .map(|(step, k)| (f64::from(step) * 10f64.powi(k), label(step, k)))
+            .filter(|(value, _)| within(value))
+            .collect()
+    }
 }
 
 /// Data in a panel, in the order of drawing.
@@ -92,8 +144,27 @@ fn scientific(value: f64, digits: usize) -> String {
 pub enum Curve {
     /// A line through `(x, y)`, interrupted where a value is not finite.
     Line { points: Vec<Point>, stroke: Stroke },
-    /// Markers at `(x, y)` with an error bar of the given half length, where it is finite.
-    Markers { points: Vec<(f64, f64, f64)>, stamp: Stamp },
+    /// Markers at `(x, y)` with an error bar of the given half length, where it is finite; all moved
+    /// to the right by `shift` pixels. Those outside the panel's ranges are left out.
+    Markers { points: Vec<(f64, f64, f64)>, stamp: Stamp, shift: f64 },
+}
+
+/// A vertical line from the lower edge of the panel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rule {
+    pub at: f64,
+    /// The part of the panel's height, from 0 to 1.
+    pub height: f64,
+    pub stroke: Stroke,
+}
+
+/// A short text in a panel, centred at a point of the data that is moved by some pixels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Note {
+    pub at: Point,
+    pub shift: Point,
+    pub text: String,
+    pub color: RGBColor,
 }
 
 impl Curve {
@@ -121,21 +192,42 @@ pub struct Panel {
     pub x_label: String,
     /// Left of the vertical axis; empty for a panel that shares the axis of its left neighbour.
     pub y_label: String,
+    pub x_scale: Scale,
+    /// Without numbers below: the axis is that of the panel below.
+    pub bare: bool,
+    /// Shaded intervals of the horizontal axis.
+    pub bands: Vec<Range>,
     /// Horizontal reference lines and their heights.
     pub guides: Vec<(f64, Stroke)>,
+    pub rules: Vec<Rule>,
     pub curves: Vec<Curve>,
+    pub notes: Vec<Note>,
+    /// The horizontal range, or that of the data.
+    pub x_range: Option<Range>,
     /// The vertical range, or that of the data.
     pub y_range: Option<Range>,
 }
 
 impl Panel {
+    /// The range of the lines' heights between two values of the horizontal axis.
+    pub fn lines_between(&self, x: Range) -> Option<Range> {
+        let lines = self.curves.iter().filter_map(|curve| match curve {
+            Curve::Line { points, .. } => Some(points),
+            Curve::Markers { .. } => None,
+        });
+        Range::of(lines.flatten().filter(|p| x.holds(p.0)).map(|p| p.1))
+    }
+
     /// The vertical range of the data; `None` without finite data.
     pub fn data_range(&self) -> Option<Range> {
         Range::of(self.curves.iter().flat_map(Curve::y).chain(self.guides.iter().map(|g| g.0)))
     }
 
+    /// The range of places along the horizontal axis.
     fn x_axis(&self) -> Range {
-        Range::of(self.curves.iter().flat_map(Curve::x)).unwrap_or(Range { low: 0.0, high: 1.0 }).padded()
+        let data = || Range::of(self.curves.iter().flat_map(Curve::x).map(|x| self.x_scale.place(x)));
+        let given = self.x_range.and_then(|r| Range::of([r.low, r.high].map(|x| self.x_scale.place(x)).into_iter()));
+        given.or_else(data).unwrap_or(Range { low: 0.0, high: 1.0 }).padded()
     }
 
     fn y_axis(&self) -> Range {
@@ -160,13 +252,18 @@ impl Panel {
         let Area { left, top, width, height, left_margin } = area;
         let (right, bottom) = (left + width, top + height);
         let (x_axis, y_axis) = (self.x_axis(), self.y_axis());
-        let x = |v: f64| left + width * x_axis.fraction(v);
+        let place = |v: f64| self.x_scale.place(v);
+        let x = |v: f64| left + width * x_axis.fraction(place(v));
         let y = |v: f64| bottom - height * y_axis.fraction(v);
         let solid = |color, width| Stroke { color, width, dash: Dash::Solid };
 
-        let x_ticks = ticks(x_axis, (width / 95.0).min(8.0));
+        let x_ticks = self.x_scale.ticks(x_axis, (width / 95.0).min(8.0));
         let y_ticks = self.y_ticks(height);
-        for (value, _) in &x_ticks {
+        for band in &self.bands {
+            let (from, to) = (x(band.low).clamp(left, right), x(band.high).clamp(left, right));
+            canvas.rectangle((from, top), (to, bottom), SHADE)?;
+        }
+        for (value, _) in x_ticks.iter().filter(|(_, label)| !label.is_empty()) {
             canvas.line(&[(x(*value), top), (x(*value), bottom)], solid(GRID, 1.5))?;
         }
         for (value, _) in &y_ticks {
@@ -175,12 +272,16 @@ impl Panel {
         for &(value, stroke) in self.guides.iter().filter(|g| drawable(g.0)) {
             canvas.line(&[(left, y(value)), (right, y(value))], stroke)?;
         }
+        for rule in self.rules.iter().filter(|rule| x_axis.holds(place(rule.at))) {
+            let at = x(rule.at);
+            canvas.line(&[(at, bottom), (at, bottom - height * rule.height)], rule.stroke)?;
+        }
 
         let mut empty = true;
         for curve in &self.curves {
             match curve {
                 Curve::Line { points, stroke } => {
-                    for run in points.split(|p| !drawable(p.0) || !drawable(p.1)).filter(|run| !run.is_empty()) {
+                    for run in points.split(|p| !drawable(place(p.0)) || !drawable(p.1)).filter(|run| !run.is_empty()) {
                         empty = false;
                         let run: Vec<_> = run.iter().map(|p| (x(p.0), y(p.1))).collect();
                         match run[..] {
@@ -193,15 +294,17 @@ impl Panel {
                         }
                     }
                 }
-                Curve::Markers { points, stamp } => {
-                    let points = points.iter().filter(|p| drawable(p.0) && drawable(p.1));
+                Curve::Markers { points, stamp, shift } => {
+                    // Exactly what is asked for, so that none lies on the frame.
+                    let y_shown = self.y_range.unwrap_or(y_axis);
+                    let points = points.iter().filter(|p| x_axis.holds(place(p.0)) && y_shown.holds(p.1));
                     for &(at, value, error) in points {
                         empty = false;
-                        let center = (x(at), y(value));
+                        let center = (x(at) + shift, y(value));
                         if drawable(error) {
                             bar(canvas, center.0, (y(value - error), y(value + error)), stamp.color)?;
                         }
-                        canvas.stamp(center, MARKER, *stamp)?;
+                        canvas.stamp(center, *stamp)?;
                     }
                 }
             }
@@ -213,12 +316,20 @@ impl Panel {
             canvas.text(what, place, LABEL, Align::Center, GUIDE)?;
         }
 
+        for note in &self.notes {
+            let at = (x(note.at.0) + note.shift.0, y(note.at.1) + note.shift.1);
+            canvas.text(&note.text, at, NOTE, Align::Center, note.color)?;
+        }
+
         let frame = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top), (right, top)];
         canvas.line(&frame, solid(INK, 2.0))?;
         let tick = 8.0;
         for (value, label) in &x_ticks {
-            canvas.line(&[(x(*value), bottom), (x(*value), bottom - tick)], solid(INK, 2.0))?;
-            canvas.text(label, (x(*value), bottom + 22.0), TICK, Align::Center, INK)?;
+            let length = if label.is_empty() { 0.6 * tick } else { tick };
+            canvas.line(&[(x(*value), bottom), (x(*value), bottom - length)], solid(INK, 2.0))?;
+            if !self.bare && !label.is_empty() {
+                canvas.text(label, (x(*value), bottom + 22.0), TICK, Align::Center, INK)?;
+            }
         }
         for (value, label) in &y_ticks {
             canvas.line(&[(left, y(*value)), (left + tick, y(*value))], solid(INK, 2.0))?;
@@ -271,14 +382,27 @@ pub enum Key {
     Line(Stroke),
     /// With or without an error bar.
     Marker(Stamp, bool),
+    /// A vertical line.
+    Rule(Stroke),
+    /// A shaded interval.
+    Band,
+    /// Nothing: the text speaks for itself.
+    Remark,
 }
 
 impl Key {
     fn width(self) -> f64 {
         match self {
             Self::Line(_) => 52.0,
-            Self::Marker(..) => 18.0,
+            Self::Marker(..) | Self::Rule(_) => 18.0,
+            Self::Band => 40.0,
+            Self::Remark => 0.0,
         }
+    }
+
+    /// Width with the gap before the text.
+    fn indent(self) -> f64 {
+        if self == Self::Remark { 0.0 } else { self.width() + 12.0 }
     }
 }
 
@@ -326,6 +450,23 @@ fn wrapped(parts: &[String], size: f64, width: f64) -> Result<Vec<String>, Error
     Ok(lines)
 }
 
+/// Breaks a text between words into lines that are at most `width` wide where the words allow it.
+fn filled(text: &str, size: f64, width: f64) -> Result<Vec<String>, Error> {
+    let mut lines: Vec<String> = Vec::new();
+    // Runs of spaces stay.
+    for word in text.split(' ') {
+        if let Some(line) = lines.last_mut() {
+            let longer = format!("{line} {word}");
+            if text_width(&longer, size)? <= width {
+                *line = longer;
+                continue;
+            }
+        }
+        lines.push(word.into());
+    }
+    Ok(lines)
+}
+
 /// Width of the plotting areas in a row of `count` panels.
 fn panel_width(figure: f64, left_margins: &[f64], count: usize) -> f64 {
     (figure - EDGE - left_margins[..count].iter().sum::<f64>()) / count as f64
@@ -342,13 +483,20 @@ impl Figure {
             let mut line: Vec<(f64, Key, String)> = Vec::new();
             let mut end = EDGE;
             for (key, label) in group {
-                let space = key.width() + 12.0 + text_width(&label, LABEL)?;
+                let mut lines = filled(&label, LABEL, width - 2.0 * EDGE - key.indent())?.into_iter();
+                let label = lines.next().unwrap_or_default();
+                let space = key.indent() + text_width(&label, LABEL)?;
                 if !line.is_empty() && end + space > width - EDGE {
                     placed.push(std::mem::take(&mut line));
                     end = EDGE;
                 }
                 line.push((end, key, label));
                 end += space + 42.0;
+                for rest in lines {
+                    placed.push(std::mem::take(&mut line));
+                    line.push((EDGE + key.indent(), Key::Remark, rest));
+                    end = width;
+                }
             }
             if !line.is_empty() {
                 placed.push(line);
@@ -384,7 +532,14 @@ impl Figure {
     }
 
     fn below(row: &Row) -> f64 {
-        if row.panels.iter().any(|p| !p.x_label.is_empty()) { 84.0 } else { 46.0 }
+        let panels = || row.panels.iter();
+        if panels().any(|p| !p.x_label.is_empty()) {
+            84.0
+        } else if panels().all(|p| p.bare) {
+            4.0
+        } else {
+            46.0
+        }
     }
 
     /// Space left of each column, the same in every row so that columns align.
@@ -438,10 +593,19 @@ impl Drawing for Figure {
                         if with_bar {
                             bar(canvas, x, (middle - 14.0, middle + 14.0), stamp.color)?;
                         }
-                        canvas.stamp((x, middle), MARKER, stamp)?;
+                        canvas.stamp((x, middle), stamp)?;
                     }
+                    Key::Rule(stroke) => {
+                        let x = left + key.width() / 2.0;
+                        canvas.line(&[(x, middle - 17.0), (x, middle + 17.0)], stroke)?;
+                    }
+                    Key::Band => {
+                        let (from, to) = ((*left, middle - 13.0), (left + key.width(), middle + 13.0));
+                        canvas.rectangle(from, to, SHADE)?;
+                    }
+                    Key::Remark => {}
                 }
-                canvas.text(label, (left + key.width() + 12.0, middle), LABEL, Align::Left, INK)?;
+                canvas.text(label, (left + key.indent(), middle), LABEL, Align::Left, INK)?;
             }
             top += LEGEND_LINE;
         }
@@ -491,5 +655,34 @@ mod tests {
         let figure = Figure::new(1600.0, &parts, Vec::new(), Vec::new()).unwrap();
         assert!(figure.title.len() > 1);
         assert_eq!(figure.title.join(" "), parts.join(", "));
+    }
+
+    #[test]
+    fn long_legends_break_between_words() {
+        let text = "a word and another ".repeat(12);
+        let legend = vec![vec![(Key::Band, "short".into()), (Key::Remark, text.trim().into())]];
+        let figure = Figure::new(1600.0, &[], Vec::new(), legend).unwrap();
+        assert!(figure.legend.len() > 2);
+        let words: Vec<_> = figure.legend.iter().flatten().map(|(_, _, label)| label.as_str()).collect();
+        assert_eq!(words.join(" "), format!("short {}", text.trim()));
+    }
+
+    fn decades(low: f64, high: f64) -> Vec<(f64, String)> {
+        let mut all = Scale::Logarithmic.ticks(Range { low: low.log10(), high: high.log10() }, 8.0);
+        all.retain(|(_, label)| !label.is_empty());
+        all
+    }
+
+    #[test]
+    fn logarithmic_axes_are_labelled_at_any_length() {
+        let labels = |low, high| decades(low, high).into_iter().map(|(_, label)| label).collect::<Vec<_>>();
+        assert_eq!(labels(80.0, 1.2e7), ["10²", "10³", "10⁴", "10⁵", "10⁶", "10⁷"]);
+        assert_eq!(labels(90.0, 600.0), ["10²", "2·10²", "5·10²"]);
+        assert_eq!(labels(480.0, 1050.0), ["500", "600", "700", "800", "900", "1000"]);
+        assert!((2..=9).contains(&labels(1e-9, 1e9).len()));
+        for (value, label) in decades(1e-3, 1e3) {
+            assert_eq!(label, format!("10{}", raised(&value.log10().round().to_string())));
+        }
+        assert!(!drawable(Scale::Logarithmic.place(0.0)) && !drawable(Scale::Logarithmic.place(-1.0)));
     }
 }

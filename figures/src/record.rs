@@ -7,8 +7,13 @@ use std::path::{Path, PathBuf};
 use headflow_model::series::{Series, read_csv};
 use headflow_model::{Activation, Theta};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::error::Error;
+
+/// Fields of `result.json` that only some figures read.
+const EXTRA: [&str; 3] = ["stages", "predicted", "spectrum"];
 
 /// The part of `result.json` that figures need; other fields are ignored.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -37,11 +42,17 @@ pub(crate) struct Spec {
 impl Spec {
     /// The spec in words, part by part, so that figures of several runs can state common parts once.
     pub fn words(&self) -> Vec<String> {
+        let mut words = self.words_beside_theta();
+        words.insert(3, theta_in_words(&self.theta));
+        words
+    }
+
+    /// The same without the distribution of `theta`.
+    pub fn words_beside_theta(&self) -> Vec<String> {
         vec![
             format!("{} attention", self.attention.name()),
             format!("L = {}", self.length),
             format!("H = {}", self.heads),
-            theta_in_words(&self.theta),
             format!("γ = {}", self.gamma),
             format!("B = {}", self.batch),
         ]
@@ -74,17 +85,33 @@ fn theta_in_words(theta: &Theta) -> String {
     }
 }
 
+/// How SGD at a finite dimension is simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Engine {
+    /// Through the keys and the tokens themselves.
+    Direct,
+    /// Through the order parameters alone, exactly in law.
+    Overlap,
+}
+
+/// One of the simulations in a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Simulation {
+    pub engine: Engine,
+    pub dimension: usize,
+}
+
 /// Where a route's numbers come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Route {
     /// The flow of the order parameters; `dimension` when it starts where that dimension does.
     Theory { dimension: Option<usize> },
-    /// Direct SGD at dimension `D`: the mean over replicas, or one replica.
-    Direct { dimension: usize, replica: Option<usize> },
+    /// SGD: the mean over replicas, or one replica.
+    Simulation { simulation: Simulation, replica: Option<usize> },
 }
 
 impl Route {
-    fn parse(name: &str) -> Option<Self> {
+    pub fn parse(name: &str) -> Option<Self> {
         let mut words = name.split(' ');
         let kind = words.next()?;
         let (mut dimension, mut replica) = (None, None);
@@ -95,11 +122,13 @@ impl Route {
                 _ => return None,
             }
         }
-        match (kind, dimension, replica) {
-            ("theory", dimension, None) => Some(Self::Theory { dimension }),
-            ("direct", Some(dimension), replica) => Some(Self::Direct { dimension, replica }),
-            _ => None,
-        }
+        let engine = match kind {
+            "theory" if replica.is_none() => return Some(Self::Theory { dimension }),
+            "direct" => Engine::Direct,
+            "overlap" => Engine::Overlap,
+            _ => return None,
+        };
+        Some(Self::Simulation { simulation: Simulation { engine, dimension: dimension? }, replica })
     }
 }
 
@@ -110,6 +139,33 @@ pub struct ResultFolder {
     command: String,
     spec: Spec,
     series: Vec<(Route, Series)>,
+    /// Those of [`EXTRA`] that are there.
+    extra: Map<String, Value>,
+}
+
+/// `result.json` of the folder at `path`, with its own path, checked to be a headflow result.
+pub(crate) fn read_document(path: &Path) -> Result<(PathBuf, Value), Error> {
+    let header = path.join("result.json");
+    let file = File::open(&header).map_err(|e| Error::reading(&header, e))?;
+    // The format first: a foreign document should not be blamed for a missing field.
+    let document: Value = serde_json::from_reader(BufReader::new(file))
+        .map_err(|e| Error::unreadable(&header, format!("not a JSON document, or truncated: {e}")))?;
+    if document.get("format").and_then(|f| f.as_str()) != Some("headflow-result") {
+        return Err(Error::unreadable(&header, "not a headflow result (\"format\" is not \"headflow-result\")"));
+    }
+    Ok((header, document))
+}
+
+/// The field `name` of the document in the file `header`; `None` where it is absent or null.
+pub(crate) fn read_field<T: DeserializeOwned>(
+    header: &Path,
+    name: &str,
+    value: Option<&Value>,
+) -> Result<Option<T>, Error> {
+    let value = value.filter(|value| !value.is_null());
+    value
+        .map(|value| T::deserialize(value).map_err(|e| Error::unreadable(header, format!("field \"{name}\": {e}"))))
+        .transpose()
 }
 
 impl ResultFolder {
@@ -120,13 +176,12 @@ impl ResultFolder {
     /// it cannot be read, [`Error::Unreadable`] or [`Error::Series`] when it is truncated, not a
     /// headflow result, or does not fit the other file.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let header = path.join("result.json");
-        let file = File::open(&header).map_err(|e| Error::reading(&header, e))?;
-        // The format first: a foreign document should not be blamed for a missing field.
-        let document: serde_json::Value = serde_json::from_reader(BufReader::new(file))
-            .map_err(|e| Error::unreadable(&header, format!("not a JSON document, or truncated: {e}")))?;
-        if document.get("format").and_then(|f| f.as_str()) != Some("headflow-result") {
-            return Err(Error::unreadable(&header, "not a headflow result (\"format\" is not \"headflow-result\")"));
+        let (header, document) = read_document(path)?;
+        let mut extra = Map::new();
+        for name in EXTRA {
+            if let Some(value) = document.get(name) {
+                extra.insert(name.into(), value.clone());
+            }
         }
         let Header { command, spec } = Header::deserialize(document)
             .map_err(|e| Error::unreadable(&header, format!("not a complete headflow result: {e}")))?;
@@ -154,7 +209,7 @@ impl ResultFolder {
                 Ok((route, series))
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { path: path.into(), command, spec, series })
+        Ok(Self { path: path.into(), command, spec, series, extra })
     }
 
     /// The folder.
@@ -180,19 +235,19 @@ impl ResultFolder {
         self.spec.theta.features()
     }
 
-    /// Dimensions with a direct route, largest first.
-    pub(crate) fn dimensions(&self) -> Vec<usize> {
-        let mut dimensions: Vec<_> = self
-            .series
-            .iter()
-            .filter_map(|(route, _)| match route {
-                Route::Direct { dimension, .. } => Some(*dimension),
-                Route::Theory { .. } => None,
-            })
-            .collect();
-        dimensions.sort_unstable_by(|a, b| b.cmp(a));
-        dimensions.dedup();
-        dimensions
+    /// The simulations with a route, the largest dimension first, at one dimension direct SGD first.
+    pub(crate) fn simulations(&self) -> Vec<Simulation> {
+        let simulations = self.series.iter().filter_map(|(route, _)| match route {
+            Route::Simulation { simulation, .. } => Some(*simulation),
+            Route::Theory { .. } => None,
+        });
+        in_order(simulations)
+    }
+
+    /// The simulation of the largest dimension, by direct SGD if there is any.
+    pub(crate) fn leading(&self) -> Option<Simulation> {
+        let simulations = self.simulations();
+        simulations.iter().find(|s| s.engine == Engine::Direct).or(simulations.first()).copied()
     }
 
     /// The theory's routes with the dimension whose start they share, if they say so; the largest
@@ -203,26 +258,49 @@ impl ResultFolder {
             .iter()
             .filter_map(|(route, series)| match route {
                 Route::Theory { dimension } => Some((*dimension, series)),
-                Route::Direct { .. } => None,
+                Route::Simulation { .. } => None,
             })
             .collect();
         theory.sort_by_key(|(dimension, _)| std::cmp::Reverse(dimension.unwrap_or(usize::MAX)));
         theory
     }
 
-    /// The mean over replicas at `dimension`.
-    pub(crate) fn mean(&self, dimension: usize) -> Option<&Series> {
-        self.find(|route| route == Route::Direct { dimension, replica: None })
+    /// The mean over replicas.
+    pub(crate) fn mean(&self, simulation: Simulation) -> Option<&Series> {
+        self.find(|route| route == Route::Simulation { simulation, replica: None })
     }
 
-    /// The first replica that the table holds at `dimension`.
-    pub(crate) fn replica(&self, dimension: usize) -> Option<&Series> {
-        self.find(|route| matches!(route, Route::Direct { dimension: d, replica: Some(_) } if d == dimension))
+    /// The first replica that the table holds.
+    pub(crate) fn replica(&self, simulation: Simulation) -> Option<&Series> {
+        self.find(|route| matches!(route, Route::Simulation { simulation: s, replica: Some(_) } if s == simulation))
+    }
+
+    /// The path of `result.json`.
+    pub(crate) fn header(&self) -> PathBuf {
+        self.path.join("result.json")
+    }
+
+    /// One of the fields [`EXTRA`]; `None` where it is absent or null.
+    pub(crate) fn field<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
+        read_field(&self.header(), name, self.extra.get(name))
+    }
+
+    /// All recorded times.
+    pub(crate) fn times(&self) -> impl Iterator<Item = f64> + '_ {
+        self.series.iter().flat_map(|(_, series)| series.values.times.iter().copied())
     }
 
     fn find(&self, wanted: impl Fn(Route) -> bool) -> Option<&Series> {
         self.series.iter().find(|(route, _)| wanted(*route)).map(|(_, series)| series)
     }
+}
+
+/// Each simulation once, the largest dimension first, at one dimension direct SGD first.
+pub(crate) fn in_order(simulations: impl Iterator<Item = Simulation>) -> Vec<Simulation> {
+    let mut simulations: Vec<_> = simulations.collect();
+    simulations.sort_unstable_by_key(|s| (std::cmp::Reverse(s.dimension), s.engine));
+    simulations.dedup();
+    simulations
 }
 
 #[cfg(test)]
@@ -236,19 +314,36 @@ mod tests {
     fn a_folder_gives_its_routes() {
         let fixture = Fixture::new(Activation::Softmax, Routes::All, 11);
         let folder = ResultFolder::open(fixture.path()).unwrap();
-        assert_eq!(folder.dimensions(), [1000, 500]);
+        let direct = |dimension| Simulation { engine: Engine::Direct, dimension };
+        let overlap = |dimension| Simulation { engine: Engine::Overlap, dimension };
+        assert_eq!(folder.simulations(), [direct(1000), direct(500)]);
         assert_eq!(folder.theory().len(), 1);
-        assert!(folder.mean(500).is_some() && folder.mean(1000).is_some() && folder.mean(7).is_none());
-        assert!(folder.replica(1000).is_some());
+        assert!(folder.mean(direct(500)).is_some() && folder.mean(direct(1000)).is_some());
+        assert!(folder.mean(direct(7)).is_none() && folder.mean(overlap(500)).is_none());
+        assert!(folder.replica(direct(1000)).is_some());
         assert_eq!((folder.command(), folder.attention()), ("compare", Activation::Softmax));
         assert_eq!(folder.path(), fixture.path());
+
+        let fixture = Fixture::new(Activation::Softmax, Routes::AllEngines, 11);
+        let folder = ResultFolder::open(fixture.path()).unwrap();
+        assert_eq!(folder.simulations(), [direct(1000), overlap(1000), direct(500), overlap(500)]);
+        assert_eq!(folder.leading(), Some(direct(1000)));
+        let fixture = Fixture::new(Activation::Softmax, Routes::Overlap, 11);
+        assert_eq!(ResultFolder::open(fixture.path()).unwrap().leading(), Some(overlap(1000)));
     }
 
     #[test]
     fn route_names_are_read_strictly() {
+        let simulated =
+            |engine, replica| Some(Route::Simulation { simulation: Simulation { engine, dimension: 500 }, replica });
+        assert_eq!(Route::parse("theory"), Some(Route::Theory { dimension: None }));
         assert_eq!(Route::parse("theory D=500"), Some(Route::Theory { dimension: Some(500) }));
-        assert_eq!(Route::parse("direct D=500 replica=3"), Some(Route::Direct { dimension: 500, replica: Some(3) }));
-        for foreign in ["", "direct", "theory replica=1", "direct D=x", "direct D=1 D=2", "magic D=5"] {
+        assert_eq!(Route::parse("direct D=500 replica=3"), simulated(Engine::Direct, Some(3)));
+        assert_eq!(Route::parse("overlap D=500"), simulated(Engine::Overlap, None));
+        assert_eq!(Route::parse("overlap D=500 replica=0"), simulated(Engine::Overlap, Some(0)));
+        let foreign =
+            ["", "direct", "overlap", "theory replica=1", "direct D=x", "direct D=1 D=2", "overlap replica=0"];
+        for foreign in foreign.into_iter().chain(["magic D=5", "theory  D=5"]) {
             assert_eq!(Route::parse(foreign), None, "{foreign}");
         }
     }

@@ -2,15 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::curves::{Look, Shown, common_range};
+use crate::curves::{Look, Manner, Shown, common_range};
 use crate::error::Error;
 use crate::panel::{Figure, Row};
 use crate::record::ResultFolder;
 use crate::style::WIDTH;
 
 /// Draws a column per run (say softmax, softmax1 and bayes-softmax): the alignments `m_hf` against
-/// the time `tau`, a row per feature and a colour per head, and the loss. Theory as lines, SGD means
-/// with standard errors as markers. Panels of a row share their vertical range; what the runs have
+/// the time `tau`, a row per feature and a colour per head, and the loss. Theory as lines, means of
+/// direct SGD with standard errors as markers, those of the overlap chain as open markers of other
+/// shapes; without direct SGD the overlap chain takes its place. Panels of a row share their vertical range; what the runs have
 /// in common stands in the title, the rest above the columns.
 ///
 /// Writes `<out>.png` (1600 pixels wide for up to four runs, for 17 cm) and `<out>.svg`, and returns
@@ -21,7 +22,7 @@ use crate::style::WIDTH;
 /// when a file cannot be written.
 pub fn specialization(folders: &[ResultFolder], out: &Path) -> Result<Vec<PathBuf>, Error> {
     let features = folders.iter().map(ResultFolder::features).max().ok_or(Error::NoResult)?;
-    let look = Look::of(folders, false);
+    let look = Look::of(folders, Manner::Means);
     let words: Vec<_> = folders.iter().map(|folder| folder.spec().words()).collect();
     let common = |word: &String| words.iter().all(|others| others.contains(word));
     let title: Vec<String> = words[0].iter().filter(|word| common(word)).cloned().collect();
@@ -96,6 +97,15 @@ mod tests {
             let files = specialization(chosen, &fixtures[0].path().join(format!("figure{i}"))).unwrap();
             assert_drawn(&files, &["loss  E"], &["NaN"]);
         }
+    }
+
+    #[test]
+    fn all_engines_stand_side_by_side() {
+        let fixtures: Vec<_> = Activation::ALL.iter().map(|&a| Fixture::new(a, Routes::AllEngines, 101)).collect();
+        let folders: Vec<_> = fixtures.iter().map(|f| ResultFolder::open(f.path()).unwrap()).collect();
+        let files = specialization(&folders, &fixtures[0].path().join("specialization")).unwrap();
+        let labels = ["direct SGD, D = 500, mean ± standard error", "overlap chain, D = 1000, mean ± standard error"];
+        assert_drawn(&files, &labels, &["replica"]);
     }
 
     #[test]

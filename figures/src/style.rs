@@ -15,6 +15,8 @@ pub const TITLE: f64 = 31.0;
 pub const LABEL: f64 = 30.0;
 /// Size of tick labels.
 pub const TICK: f64 = 27.0;
+/// Size of remarks inside a panel.
+pub const NOTE: f64 = 25.0;
 
 /// Font family: the registered font in the PNG, with a substitute for viewers of the SVG.
 pub const FONT: &str = "DejaVu Sans, sans-serif";
@@ -27,6 +29,13 @@ pub const NEUTRAL: RGBColor = RGBColor(30, 30, 30);
 pub const GUIDE: RGBColor = RGBColor(150, 150, 150);
 /// Grid.
 pub const GRID: RGBColor = RGBColor(232, 232, 232);
+/// Shaded intervals.
+pub const SHADE: RGBColor = RGBColor(238, 238, 238);
+
+/// Two of [`PALETTE`] that few heads have, for other kinds of data.
+pub const SKY: RGBColor = RGBColor(86, 180, 233);
+/// The other of the two.
+pub const ORANGE: RGBColor = RGBColor(230, 159, 0);
 
 /// Okabe and Ito's colour-blind safe colours, the weakest on white last.
 const PALETTE: [RGBColor; 8] = [
@@ -34,8 +43,8 @@ const PALETTE: [RGBColor; 8] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
-    RGBColor(86, 180, 233),
-    RGBColor(230, 159, 0),
+    SKY,
+    ORANGE,
     RGBColor(0, 0, 0),
     RGBColor(240, 228, 66),
 ];
@@ -46,17 +55,26 @@ pub enum Dash {
     Solid,
     Dashed,
     Dotted,
+    Mixed,
 }
 
 impl Dash {
-    const ALL: [Self; 3] = [Self::Solid, Self::Dashed, Self::Dotted];
+    /// The solid line first.
+    pub const ALL: [Self; 4] = [Self::Solid, Self::Dashed, Self::Dotted, Self::Mixed];
+    const BROKEN: [Self; 3] = [Self::Dashed, Self::Dotted, Self::Mixed];
 
-    /// Lengths of stroke and gap; `None` without gaps.
-    pub fn lengths(self) -> Option<(f64, f64)> {
+    /// The `rank`-th dash of lines that are all broken.
+    pub fn broken(rank: usize) -> Self {
+        Self::BROKEN[rank % Self::BROKEN.len()]
+    }
+
+    /// Lengths of strokes and gaps by turns, an even number; empty for an unbroken line.
+    pub fn lengths(self) -> &'static [f64] {
         match self {
-            Self::Solid => None,
-            Self::Dashed => Some((14.0, 8.0)),
-            Self::Dotted => Some((3.5, 6.5)),
+            Self::Solid => &[],
+            Self::Dashed => &[14.0, 8.0],
+            Self::Dotted => &[3.5, 6.5],
+            Self::Mixed => &[20.0, 6.5, 3.5, 6.5],
         }
     }
 }
@@ -68,11 +86,24 @@ pub enum Marker {
     Square,
     Triangle,
     Diamond,
+    /// A triangle on its tip.
+    Wedge,
+    Pentagon,
+    Hexagon,
 }
 
 /// Colour of a head; colours repeat after eight heads.
 pub fn head_color(head: usize) -> RGBColor {
     PALETTE[head % PALETTE.len()]
+}
+
+/// Colour of a head in text, dark enough to be read.
+pub fn head_ink(head: usize) -> RGBColor {
+    const LIGHTEST: f64 = 125.0;
+    let RGBColor(r, g, b) = head_color(head);
+    let luminance = 0.299 * f64::from(r) + 0.587 * f64::from(g) + 0.114 * f64::from(b);
+    let darken = |c: u8| (f64::from(c) * (LIGHTEST / luminance).min(1.0)).round() as u8;
+    RGBColor(darken(r), darken(g), darken(b))
 }
 
 /// Dash of a head: tells heads of one colour apart.
@@ -82,7 +113,12 @@ pub fn head_dash(head: usize) -> Dash {
 
 /// Marker of the `rank`-th largest dimension.
 pub fn dimension_marker(rank: usize) -> Marker {
-    [Marker::Circle, Marker::Square, Marker::Triangle, Marker::Diamond][rank % 4]
+    [Marker::Circle, Marker::Square, Marker::Triangle, Marker::Pentagon][rank % 4]
+}
+
+/// Marker of the `rank`-th largest dimension for a second engine beside the first.
+pub fn second_marker(rank: usize) -> Marker {
+    [Marker::Diamond, Marker::Wedge, Marker::Hexagon][rank % 3]
 }
 
 /// `color` mixed with white: 0 leaves it, 1 is white.

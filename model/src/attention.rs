@@ -47,6 +47,15 @@ impl Lanes {
     }
 }
 
+/// Tokens side by side in [`Attention::forward_padded`].
+pub const PADDING: usize = 8;
+
+/// The sum of a vector, in a fixed order.
+#[inline(always)]
+pub fn sum_of(v: &[f64; PADDING]) -> f64 {
+    ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+}
+
 /// How scores become attention weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -264,6 +273,113 @@ impl Attention {
                 for (a, q) in row.chunks_exact_mut(count).zip(q.chunks_exact(count)) {
                     for ((a, &q), &average) in a.iter_mut().zip(q).zip(&*average) {
                         *a = gain * *a * (q - average);
+                    }
+                }
+            }
+        }
+    }
+
+    /// [`Attention::forward`] of one sample with vectors of tokens: rows are `stride` apart, a multiple
+    /// of [`PADDING`], and zero beyond `length` afterwards, whatever stood there. Sums run in a fixed
+    /// order: the bits are the same at every SIMD level. `tops` is working space, one number a head.
+    /// Nothing is checked.
+    #[inline(always)]
+    pub fn forward_padded(
+        &self,
+        length: usize,
+        stride: usize,
+        tops: &mut [f64],
+        scores: &mut [f64],
+        combined: &mut [f64],
+    ) {
+        /// How far padding lies below the tokens: negligible, but far from subnormal numbers.
+        const BELOW: f64 = 500.0;
+        let heads = scores.len() / stride;
+        for row in scores.chunks_exact_mut(stride) {
+            let low = row[0] - BELOW;
+            row[length..].fill(low);
+        }
+        // In passes over all heads: the latency of one group's exponentials and sums hides another's.
+        let may_switch_off = self.activation == Activation::Softmax1;
+        let size = self.group(heads, stride);
+        for (group, kept) in scores.chunks_exact_mut(size).zip(&mut *tops) {
+            let (group, _) = group.as_chunks_mut::<PADDING>();
+            let mut largest = [if may_switch_off { 0.0 } else { f64::NEG_INFINITY }; PADDING];
+            for s in &*group {
+                for i in 0..PADDING {
+                    largest[i] = if s[i] > largest[i] { s[i] } else { largest[i] };
+                }
+            }
+            let mut half = [0.0; PADDING / 2];
+            for i in 0..PADDING / 2 {
+                half[i] = if largest[i] > largest[i + 4] { largest[i] } else { largest[i + 4] };
+            }
+            let larger = |a: f64, b: f64| if a > b { a } else { b };
+            let top = larger(larger(half[0], half[2]), larger(half[1], half[3]));
+            *kept = top;
+            for s in group {
+                for i in 0..PADDING {
+                    s[i] -= top;
+                }
+            }
+        }
+        for s in scores.as_chunks_mut::<PADDING>().0 {
+            for i in 0..PADDING {
+                s[i] = exp(s[i]);
+            }
+        }
+        if may_switch_off {
+            for top in &mut *tops {
+                *top = exp(-*top);
+            }
+        } else {
+            tops.fill(0.0);
+        }
+        for (group, &off) in scores.chunks_exact_mut(size).zip(&*tops) {
+            let (group, _) = group.as_chunks_mut::<PADDING>();
+            let mut sums = [0.0; PADDING];
+            for s in &*group {
+                for i in 0..PADDING {
+                    sums[i] += s[i];
+                }
+            }
+            let scale = 1.0 / (sum_of(&sums) + off);
+            for s in group {
+                for i in 0..PADDING {
+                    s[i] *= scale;
+                }
+            }
+        }
+        let gain = self.gain(heads);
+        combined.fill(0.0);
+        for row in scores.chunks_exact_mut(stride) {
+            row[length..].fill(0.0);
+            for (a, &weight) in combined.iter_mut().zip(&*row) {
+                *a = gain.mul_add(weight, *a);
+            }
+        }
+    }
+
+    /// [`Attention::backward`] after [`Attention::forward_padded`].
+    #[inline(always)]
+    pub fn backward_padded(&self, stride: usize, weights: &mut [f64], q: &[f64]) {
+        let heads = weights.len() / stride;
+        let gain = self.gain(heads);
+        let (q, _) = q.as_chunks::<PADDING>();
+        for group in weights.chunks_exact_mut(self.group(heads, stride)) {
+            let mut sums = [0.0; PADDING];
+            for row in group.chunks_exact(stride) {
+                for (a, q) in row.as_chunks::<PADDING>().0.iter().zip(q) {
+                    for i in 0..PADDING {
+                        sums[i] = a[i].mul_add(q[i], sums[i]);
+                    }
+                }
+            }
+            let average = sum_of(&sums);
+            for row in group.chunks_exact_mut(stride) {
+                for (a, q) in row.as_chunks_mut::<PADDING>().0.iter_mut().zip(q) {
+                    for i in 0..PADDING {
+                        a[i] = gain * a[i] * (q[i] - average);
                     }
                 }
             }

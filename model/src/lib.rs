@@ -6,7 +6,7 @@
 //! arXiv 2603.03993, and Duranthon et al., arXiv 2509.21936.
 #![warn(missing_docs)]
 
-mod attention;
+pub mod attention;
 mod error;
 mod exponential;
 mod order_parameters;

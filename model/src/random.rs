@@ -52,6 +52,8 @@ pub enum Purpose {
     Test = 3,
     /// Scrambles of quasi-random points and the coordinates beyond them.
     Points = 4,
+    /// The overlap chain: its samples, and its random initial keys.
+    Chain = 5,
 }
 
 /// One Philox4x32 block with `rounds` rounds: 128 random bits from a counter and a key.

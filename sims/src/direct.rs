@@ -14,208 +14,13 @@
 
 use aligned_vec::{AVec, avec};
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Attention, Bias, Error, OrderParameters, Task, biases};
+use headflow_model::{Bias, Error, biases};
 use nalgebra::DMatrix;
 
 use crate::kernels::{self, BLOCK, WIDTH};
+use crate::sgd::{Diverged, Engine, Sgd, Start, in_range};
 
-/// Beyond this size of a score, or of an update's coefficient, single precision no longer resolves
-/// differences of scores of order 1: SGD has diverged.
-const DIVERGED: f64 = 1e7;
-
-/// Whether a score or coefficient is one to go on with; a NaN is not.
-fn in_range(value: f64) -> bool {
-    value.abs() < DIVERGED
-}
-
-/// Memory that the keys and tokens of all replicas may take, in bytes.
-pub(crate) const MEMORY_LIMIT: usize = 8 << 30;
-
-/// What all replicas of a simulation share.
-#[derive(Debug, Clone)]
-pub struct Sgd {
-    /// The task.
-    pub task: Task,
-    /// The attention.
-    pub attention: Attention,
-    /// Token dimension `D`.
-    pub dimension: usize,
-    /// Learning rate in units of `1 / D`: `eta = gamma / D`.
-    pub gamma: f64,
-    /// Samples per step `B`.
-    pub batch: usize,
-    /// Seed of all random numbers.
-    pub seed: u64,
-}
-
-/// Initial keys.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Start {
-    /// Keys with exactly these overlaps.
-    Given(OrderParameters),
-    /// Independent keys `N(0, scale^2 / D)`, different in every replica, with biases `b`.
-    Random {
-        /// Number of heads.
-        heads: usize,
-        /// Standard deviation of a key's norm per direction, times `sqrt(D)`.
-        scale: f64,
-        /// Initial biases, length `heads`.
-        b: Vec<f64>,
-    },
-}
-
-impl Start {
-    /// Number of heads.
-    pub fn heads(&self) -> usize {
-        match self {
-            Self::Given(point) => point.heads(),
-            Self::Random { heads, .. } => *heads,
-        }
-    }
-}
-
-/// The step that a diverging replica could not take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Diverged {
-    /// Steps taken before it.
-    pub step: u64,
-}
-
-impl Sgd {
-    /// Checks the parameters against each other and the start.
-    ///
-    /// # Errors
-    /// When `D < H + F`, `gamma` is not positive and finite, the batch is empty, or shapes differ.
-    pub fn validate(&self, start: &Start) -> Result<(), Error> {
-        let (heads, features) = (start.heads(), self.task.features());
-        if heads == 0 {
-            return Err(Error::invalid("heads", "there must be at least one"));
-        }
-        if self.dimension < heads + features {
-            return Err(Error::invalid(
-                "dimension",
-                format!(
-                    "D = {} is too small: {heads} keys and {features} spikes need D >= H + F = {}",
-                    self.dimension,
-                    heads + features
-                ),
-            ));
-        }
-        if !(self.gamma.is_finite() && self.gamma > 0.0) {
-            return Err(Error::invalid(
-                "gamma",
-                format!("SGD needs a positive learning rate, got {} (gamma = 0 is the flow's limit)", self.gamma),
-            ));
-        }
-        let bytes = self.replica_bytes(heads);
-        if bytes > MEMORY_LIMIT || self.dimension > 1 << 33 {
-            return Err(Error::invalid(
-                "dimension",
-                format!(
-                    "the keys and tokens of one replica at D = {} need {:.0} GiB, above the limit of {} GiB",
-                    self.dimension,
-                    self.dimension as f64 * 4.0 * (heads + self.task.length()) as f64 / (1u64 << 30) as f64,
-                    MEMORY_LIMIT >> 30
-                ),
-            ));
-        }
-        if self.batch == 0 {
-            return Err(Error::invalid("batch", "there must be at least one sample a step"));
-        }
-        match start {
-            Start::Given(point) if point.features() != features => {
-                Err(Error::invalid("m0", format!("has {} features but theta has {features}", point.features())))
-            }
-            Start::Random { scale, .. } if !(scale.is_finite() && *scale >= 0.0) => {
-                Err(Error::invalid("key_scale", format!("must be finite and not negative, got {scale}")))
-            }
-            Start::Random { heads, b, .. } if b.len() != *heads => {
-                Err(Error::invalid("b0", format!("has length {} but there are {heads} heads", b.len())))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Memory that one replica takes: its keys, one sample, and the update of a batch.
-    pub(crate) fn replica_bytes(&self, heads: usize) -> usize {
-        (heads * if self.batch > 1 { 2 } else { 1 } + self.task.length())
-            .saturating_mul(kernels::stride(self.dimension.min(1 << 33)))
-            .saturating_mul(size_of::<f32>())
-    }
-
-    /// Time that one step advances: `gamma / D`.
-    pub fn time_step(&self) -> f64 {
-        self.gamma / self.dimension as f64
-    }
-
-    /// The step at which `time` is reached, to the nearest.
-    pub fn step_at(&self, time: f64) -> u64 {
-        (time / self.time_step()).round() as u64
-    }
-
-    /// Replica number `index` at its start.
-    ///
-    /// # Errors
-    /// As [`Sgd::validate`].
-    pub fn replica(&self, start: &Start, index: u32) -> Result<Replica, Error> {
-        self.validate(start)?;
-        let (heads, length, features) = (start.heads(), self.task.length(), self.task.features());
-        let stride = kernels::stride(self.dimension);
-        let mut keys = avec![0.0f32; heads * stride];
-        let b = match start {
-            Start::Given(point) => {
-                let c = point.residual_factor();
-                for (h, key) in keys.chunks_exact_mut(stride).enumerate() {
-                    for f in 0..features {
-                        key[f] = point.m()[(h, f)] as f32;
-                    }
-                    for j in 0..heads {
-                        key[features + j] = c[(h, j)] as f32;
-                    }
-                }
-                point.b().to_vec()
-            }
-            Start::Random { scale, b, .. } => {
-                let stream = Stream::new(self.seed, Purpose::Keys, index);
-                let sd = (scale / (self.dimension as f64).sqrt()) as f32;
-                for (h, key) in keys.chunks_exact_mut(stride).enumerate() {
-                    stream.normals(0, h as u32, 0, &mut key[..self.dimension]);
-                    key.iter_mut().for_each(|k| *k *= sd);
-                }
-                b.clone()
-            }
-        };
-        // Only trained biases are parameters; the others follow from their rule.
-        let b = if self.attention.bias == Bias::Trained { b } else { vec![0.0; heads] };
-        Ok(Replica {
-            sgd: self.clone(),
-            index,
-            heads,
-            stride,
-            keys,
-            b,
-            step: 0,
-            noise: Stream::new(self.seed, Purpose::Tokens, index),
-            hidden: Stream::new(self.seed, Purpose::Task, index),
-            space: Workspace {
-                tokens: avec![0.0f32; length * stride],
-                update: if self.batch > 1 { avec![0.0f32; heads * stride] } else { avec![] },
-                scores: vec![0.0; heads * length],
-                combined: vec![0.0; length],
-                d: vec![0.0; length],
-                q: vec![0.0; length],
-                weights: vec![0.0; heads * length],
-                scale: vec![1.0; heads],
-                gradient_of_biases: vec![0.0; heads],
-                uniforms: vec![0.0; 1 + self.task.sampler().uniforms()],
-                theta: vec![0.0; features],
-                sums: avec![0.0; length * WIDTH],
-            },
-        })
-    }
-}
-
-/// One run of SGD.
+/// One run of direct SGD.
 #[derive(Debug, Clone)]
 pub struct Replica {
     sgd: Sgd,
@@ -251,6 +56,69 @@ struct Workspace {
 }
 
 impl Replica {
+    /// Replica number `index` at its start.
+    ///
+    /// # Errors
+    /// As [`Sgd::validate`].
+    pub fn new(sgd: &Sgd, start: &Start, index: u32) -> Result<Self, Error> {
+        let sgd = Sgd { engine: Engine::Direct, ..sgd.clone() };
+        sgd.validate(start)?;
+        let (heads, length, features) = (start.heads(), sgd.task.length(), sgd.task.features());
+        let stride = kernels::stride(sgd.dimension);
+        let mut keys = avec![0.0f32; heads * stride];
+        let b = match (start.point(index)?, start) {
+            (Some(point), _) => {
+                let c = point.residual_factor();
+                for (h, key) in keys.chunks_exact_mut(stride).enumerate() {
+                    for f in 0..features {
+                        key[f] = point.m()[(h, f)] as f32;
+                    }
+                    for j in 0..heads {
+                        key[features + j] = c[(h, j)] as f32;
+                    }
+                }
+                point.b().to_vec()
+            }
+            (None, Start::Random { scale, b, .. }) => {
+                let stream = Stream::new(sgd.seed, Purpose::Keys, index);
+                let sd = (scale / (sgd.dimension as f64).sqrt()) as f32;
+                for (h, key) in keys.chunks_exact_mut(stride).enumerate() {
+                    stream.normals(0, h as u32, 0, &mut key[..sgd.dimension]);
+                    key.iter_mut().for_each(|k| *k *= sd);
+                }
+                b.clone()
+            }
+            (None, _) => vec![0.0; heads],
+        };
+        // Only trained biases are parameters; the others follow from their rule.
+        let b = if sgd.attention.bias == Bias::Trained { b } else { vec![0.0; heads] };
+        Ok(Self {
+            index,
+            heads,
+            stride,
+            keys,
+            b,
+            step: 0,
+            noise: Stream::new(sgd.seed, Purpose::Tokens, index),
+            hidden: Stream::new(sgd.seed, Purpose::Task, index),
+            space: Workspace {
+                tokens: avec![0.0f32; length * stride],
+                update: if sgd.batch > 1 { avec![0.0f32; heads * stride] } else { avec![] },
+                scores: vec![0.0; heads * length],
+                combined: vec![0.0; length],
+                d: vec![0.0; length],
+                q: vec![0.0; length],
+                weights: vec![0.0; heads * length],
+                scale: vec![1.0; heads],
+                gradient_of_biases: vec![0.0; heads],
+                uniforms: vec![0.0; 1 + sgd.task.sampler().uniforms()],
+                theta: vec![0.0; features],
+                sums: avec![0.0; length * WIDTH],
+            },
+            sgd,
+        })
+    }
+
     /// Number of steps taken.
     pub fn steps(&self) -> u64 {
         self.step

@@ -5,9 +5,10 @@ use headflow_model::{
     Activation, Aggregation, Attention, Bias, OrderParameters, StopReason, Task, Theta, Unwatched, Watch, biases,
     mean_and_error,
 };
-use headflow_sims::direct::{Sgd, Start};
+use headflow_sims::direct::Replica;
 use headflow_sims::ensemble::{Options, simulate};
 use headflow_sims::population_loss::population_loss;
+use headflow_sims::sgd::{Engine, Sgd, Start};
 use nalgebra::DMatrix;
 
 const HEADS: usize = 3;
@@ -20,6 +21,7 @@ fn sgd(attention: Attention, dimension: usize, batch: usize) -> Sgd {
         gamma: 1.3,
         batch,
         seed: 11,
+        engine: Engine::Direct,
     }
 }
 
@@ -95,7 +97,7 @@ fn a_step_is_minus_the_gradient_of_the_loss() {
     for attention in attentions() {
         for batch in [1, 3] {
             let sgd = sgd(attention, 40, batch);
-            let mut replica = sgd.replica(&Start::Given(start()), 2).unwrap();
+            let mut replica = Replica::new(&sgd, &Start::Given(start()), 2).unwrap();
             let (mut keys, mut b) = (initial_keys(&start(), 40), start().b().to_vec());
             if attention.bias != Bias::Trained {
                 b.fill(0.0);
@@ -146,15 +148,15 @@ fn a_step_is_minus_the_gradient_of_the_loss() {
 #[test]
 fn given_starts_are_exact_and_random_ones_have_their_scale() {
     let sgd = sgd(Activation::Softmax.into(), 500, 1);
-    let (m, r, _) = sgd.replica(&Start::Given(start()), 0).unwrap().overlaps();
+    let (m, r, _) = Replica::new(&sgd, &Start::Given(start()), 0).unwrap().overlaps();
     assert!((m - start().m()).amax() < 1e-7 && (r - start().r()).amax() < 1e-6);
     // The smallest dimension that holds H keys and F spikes.
     let tight = Sgd { dimension: 5, ..sgd.clone() };
-    let (_, r, _) = tight.replica(&Start::Given(start()), 0).unwrap().overlaps();
+    let (_, r, _) = Replica::new(&tight, &Start::Given(start()), 0).unwrap().overlaps();
     assert!((r - start().r()).amax() < 1e-6);
 
     let random = Start::Random { heads: HEADS, scale: 0.7, b: vec![0.0; HEADS] };
-    let norms: Vec<f64> = (0..40).map(|i| sgd.replica(&random, i).unwrap().overlaps().1[(0, 0)]).collect();
+    let norms: Vec<f64> = (0..40).map(|i| Replica::new(&sgd, &random, i).unwrap().overlaps().1[(0, 0)]).collect();
     let (mean, error) = mean_and_error(norms.iter().copied());
     assert!((mean - 0.49).abs() < 4.0 * error, "{mean} +- {error}");
     assert_ne!(norms[0], norms[1], "replicas start differently");
@@ -215,13 +217,13 @@ fn impossible_simulations_are_refused() {
         Sgd { batch: 0, ..good.clone() },
     ];
     for sgd in refused {
-        assert!(sgd.replica(&given, 0).is_err(), "{sgd:?}");
+        assert!(Replica::new(&sgd, &given, 0).is_err(), "{sgd:?}");
     }
     assert!(simulate(&good, &given, &options(vec![0.0], 0), &Unwatched).is_err());
     assert!(simulate(&good, &given, &options(vec![1.0, 0.5], 1), &Unwatched).is_err());
     let one_feature = OrderParameters::new(DMatrix::zeros(1, 1), DMatrix::identity(1, 1), vec![0.0]).unwrap();
-    assert!(good.replica(&Start::Given(one_feature), 0).is_err());
-    assert!(good.replica(&Start::Random { heads: 2, scale: -1.0, b: vec![0.0; 2] }, 0).is_err());
+    assert!(Replica::new(&good, &Start::Given(one_feature), 0).is_err());
+    assert!(Replica::new(&good, &Start::Random { heads: 2, scale: -1.0, b: vec![0.0; 2] }, 0).is_err());
 }
 
 /// A learning rate beyond all bounds stops before anything overflows, and keeps what was recorded.

@@ -1,11 +1,11 @@
-//! `headflow compare`: theory against SGD, with a verdict.
+//! `headflow compare`: theory against SGD by both engines, with a verdict.
 
-use headflow::agreement::{Agreement, Measured, Outcome, Row, judge};
+use headflow::agreement::{Agreement, Measured, Outcome, Row, judge, judge_engines};
 use headflow::folder::RunFolder;
 use headflow::model::series::Series;
 use headflow::model::{Error, Estimate, OrderParameters, StopReason, Trajectory};
-use headflow::sims::direct::{Sgd, Start};
-use headflow::sims::ensemble::Ensemble;
+use headflow::sims::ensemble::{Ensemble, Replica};
+use headflow::sims::sgd::{Engine, Sgd, Start};
 use headflow::spec::Spec;
 use headflow::theory::flow::{Flow, Options, Statistics};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
@@ -72,12 +72,39 @@ impl Prediction {
 
 /// A comparison and all that it is made of.
 pub struct Comparison {
-    pub agreement: Agreement,
+    pub outcome: Outcome,
+    pub summary: String,
     pub stop: StopReason,
     text: String,
 }
 
-/// Runs both routes into `folder` and judges them.
+/// One engine's simulations and theory's verdict on them.
+struct Party {
+    engine: Engine,
+    ensembles: Vec<(Sgd, Ensemble)>,
+}
+
+impl Party {
+    fn measured<'a>(&'a self, predictions: &'a [Prediction], scrambles: usize) -> Vec<Measured<'a>> {
+        let shared = predictions.len() == 1;
+        let ensembles = self.ensembles.iter().enumerate();
+        ensembles
+            .map(|(k, (sgd, ensemble))| {
+                let prediction = &predictions[if shared { 0 } else { k }];
+                Measured {
+                    dimension: sgd.dimension,
+                    simulated: ensemble.runs.iter().map(|run| &run.trajectory).collect(),
+                    predicted: prediction.trajectories(),
+                    predicted_error: prediction.estimate.standard_error.as_ref(),
+                    predicted_trace_error: Some(&prediction.trace_error),
+                    scrambles,
+                }
+            })
+            .collect()
+    }
+}
+
+/// Runs all routes into `folder` and judges them.
 pub fn compare(
     spec: &Spec,
     folder: &mut RunFolder,
@@ -87,54 +114,116 @@ pub fn compare(
     let clock = Clock::start();
     let dimensions = spec.all_dimensions();
     let start = spec.simulation_start()?;
-    let simulations: Vec<(usize, Sgd)> =
-        dimensions.iter().map(|&d| spec.sgd(d).map(|s| (d, s))).collect::<Result<_, _>>()?;
-    for (_, sgd) in &simulations {
-        sgd.validate(&start)?;
-    }
-    let (points, options) = (spec.evaluators()?, spec.flow_options());
-    let predictions = predict(spec, &points, &options, &start, &simulations, quiet, label)?;
-    let mut stop = first_failure(predictions.iter().flat_map(|p| p.flows.iter().map(|f| &f.stop)));
-    let mut ensembles: Vec<(usize, Ensemble)> = Vec::new();
-    for (dimension, sgd) in &simulations {
-        if stop.as_requested() {
-            let ensemble = simulate(spec, sgd, &start, quiet)?;
-            stop = first_failure(std::iter::once(&ensemble.stop));
-            ensembles.push((*dimension, ensemble));
+    let engines = spec.engines();
+    for &dimension in &dimensions {
+        for &engine in engines {
+            spec.sgd(dimension, engine)?.validate(&start)?;
         }
     }
-    let shared = predictions.len() == 1;
-    let measured: Vec<Measured<'_>> = ensembles
+    // Each replica's own start, where starts are random: the first engine draws it for all.
+    let starts: Vec<Start> = dimensions
         .iter()
-        .enumerate()
-        .map(|(k, (dimension, ensemble))| {
-            let prediction = &predictions[if shared { 0 } else { k }];
-            Measured {
-                dimension: *dimension,
-                simulated: ensemble.runs.iter().map(|run| &run.trajectory).collect(),
-                predicted: prediction.trajectories(),
-                predicted_error: prediction.estimate.standard_error.as_ref(),
-                predicted_trace_error: Some(&prediction.trace_error),
-                scrambles: points.len(),
+        .map(|&dimension| match &start {
+            Start::Random { .. } => {
+                let sgd = spec.sgd(dimension, engines[0])?;
+                let points = (0..spec.replicas).map(|index| {
+                    let (m, r, b) = Replica::new(&sgd, &start, index)?.overlaps();
+                    OrderParameters::new(m, r, b)
+                });
+                Ok(Start::Each(points.collect::<Result<_, Error>>()?))
             }
+            given => Ok(given.clone()),
         })
-        .collect();
-    let agreement = judge(&measured, stop.as_requested());
+        .collect::<Result<_, Error>>()?;
+    let (points, options) = (spec.evaluators()?, spec.flow_options());
+    let predictions = predict(spec, &points, &options, &starts, &dimensions, quiet, label)?;
+    let mut stop = first_failure(predictions.iter().flat_map(|p| p.flows.iter().map(|f| &f.stop)));
+    let mut parties: Vec<Party> = Vec::new();
+    for &engine in engines {
+        let mut party = Party { engine, ensembles: Vec::new() };
+        for (&dimension, own) in dimensions.iter().zip(&starts) {
+            if stop.as_requested() {
+                let sgd = spec.sgd(dimension, engine)?;
+                // Direct SGD draws its random keys itself: overlaps alone would lose their digits.
+                let start = if engine == Engine::Direct { &start } else { own };
+                let ensemble = simulate(spec, &sgd, start, quiet)?;
+                stop = first_failure(std::iter::once(&ensemble.stop));
+                party.ensembles.push((sgd, ensemble));
+            }
+        }
+        parties.push(party);
+    }
+    let verdicts: Vec<(String, Agreement)> = verdicts(&parties, &predictions, points.len(), stop.as_requested());
 
     let mut all: Vec<Series> = predictions.iter().map(Prediction::series).collect();
-    all.extend(ensembles.iter().flat_map(|(d, e)| series(*d, e)));
-    let arrays: Vec<_> = ensembles.iter().map(|(d, e)| replicas(*d, e)).collect();
+    let simulated = || parties.iter().flat_map(|party| &party.ensembles);
+    all.extend(simulated().flat_map(|(sgd, e)| series(&route_name(sgd), e)));
+    let arrays: Vec<_> = simulated().map(|(sgd, e)| replicas(&route_name(sgd), e)).collect();
     folder.write_series(&all, &arrays)?;
     let routes: Vec<_> = predictions
         .iter()
         .map(Prediction::route)
-        .chain(ensembles.iter().map(|(d, e)| ensemble_route(&route_name(*d), *d, e)))
+        .chain(simulated().map(|(sgd, e)| ensemble_route(&route_name(sgd), sgd.dimension, e)))
         .collect();
-    let result = document("compare", spec, &clock, json!({"stop": stop, "routes": routes, "verdict": agreement}))?;
+    let (outcome, summary) = overall(&verdicts);
+    let mut verdict = serde_json::to_value(&verdicts[0].1).map_err(|e| Error::unreadable("verdict", e))?;
+    verdict["outcome"] = json!(outcome);
+    verdict["summary"] = json!(summary);
+    let by_name: serde_json::Map<_, _> = verdicts.iter().map(|(name, a)| (name.clone(), json!(a))).collect();
+    let rest = json!({"stop": stop, "routes": routes, "verdict": verdict, "verdicts": by_name});
+    let result = document("compare", spec, &clock, rest)?;
     folder.write_document(&result)?;
-    let lost: String = ensembles.iter().map(|(_, e)| last_finite(e)).collect();
-    let text = format!("{}{lost}{}", table(&agreement), verdict(&agreement, clock.seconds()));
-    Ok((Comparison { agreement, stop, text }, result))
+    let lost: String = simulated().map(|(_, e)| last_finite(e)).collect();
+    let tables: String = verdicts
+        .iter()
+        .filter(|(_, a)| a.rows.iter().any(|r| r.extrapolated.is_some()) || verdicts.len() == 1)
+        .map(|(name, a)| table(name, a))
+        .collect();
+    let mut text = format!("{tables}{lost}verdict: {}", word(outcome));
+    if let [(_, only)] = &verdicts[..] {
+        text += &format!(": {}\n", only.summary);
+    } else {
+        text.push('\n');
+        for (name, agreement) in &verdicts {
+            text += &format!("  {name}: {}: {}\n", word(agreement.outcome), agreement.summary);
+        }
+    }
+    text += &format!("in {:.1} s\n", clock.seconds());
+    Ok((Comparison { outcome, summary, stop, text }, result))
+}
+
+/// Theory against each engine, then the engines against each other.
+fn verdicts(
+    parties: &[Party],
+    predictions: &[Prediction],
+    scrambles: usize,
+    complete: bool,
+) -> Vec<(String, Agreement)> {
+    let measured: Vec<_> = parties.iter().map(|party| party.measured(predictions, scrambles)).collect();
+    let name = |engine: Engine| match engine {
+        Engine::Direct => "direct SGD",
+        Engine::Overlap => "overlap chain",
+    };
+    let mut verdicts: Vec<(String, Agreement)> = parties
+        .iter()
+        .zip(&measured)
+        .map(|(party, measured)| (format!("{} against theory", name(party.engine)), judge(measured, complete)))
+        .collect();
+    if let [one, other] = &measured[..] {
+        let title = format!("{} against {}", name(parties[0].engine), name(parties[1].engine));
+        verdicts.push((title, judge_engines(one, other, complete)));
+    }
+    verdicts
+}
+
+/// One verdict of several: the first that disagrees, else the first that cannot tell.
+fn overall(verdicts: &[(String, Agreement)]) -> (Outcome, String) {
+    let find = |outcome: Outcome| verdicts.iter().find(|(_, a)| a.outcome == outcome);
+    let (name, agreement) = find(Outcome::Disagree).or_else(|| find(Outcome::Undetermined)).unwrap_or(&verdicts[0]);
+    (
+        agreement.outcome,
+        if verdicts.len() == 1 { agreement.summary.clone() } else { format!("{name}: {}", agreement.summary) },
+    )
 }
 
 /// The theory's trajectories.
@@ -142,24 +231,24 @@ fn predict(
     spec: &Spec,
     points: &[QuasiMonteCarlo],
     options: &Options,
-    start: &Start,
-    simulations: &[(usize, Sgd)],
+    starts: &[Start],
+    dimensions: &[usize],
     quiet: bool,
     label: &str,
 ) -> Result<Vec<Prediction>, Error> {
     let solve = |from: &OrderParameters, label: &str| flow::integrate(points, from, options, label, quiet);
-    if let Start::Given(point) = start {
+    if let Some(Start::Given(point)) = starts.first() {
         return Ok(vec![Prediction::new("theory".into(), vec![solve(point, label)?])?]);
     }
-    simulations
+    dimensions
         .iter()
-        .map(|(dimension, sgd)| {
-            let flows = (0..spec.replicas)
-                .map(|index| {
-                    let (m, r, b) = sgd.replica(start, index)?.overlaps();
-                    let realised = OrderParameters::new(m, r, b)?;
-                    solve(&realised, &format!("{label} {}/{}", index + 1, spec.replicas))
-                })
+        .zip(starts)
+        .map(|(dimension, start)| {
+            let own: &[OrderParameters] = if let Start::Each(own) = start { own } else { &[] };
+            let flows = own
+                .iter()
+                .enumerate()
+                .map(|(index, point)| solve(point, &format!("{label} {}/{}", index + 1, spec.replicas)))
                 .collect::<Result<_, Error>>()?;
             Prediction::new(format!("theory D={dimension}"), flows)
         })
@@ -171,9 +260,8 @@ fn first_failure<'a>(mut reasons: impl Iterator<Item = &'a StopReason>) -> StopR
 }
 
 /// The largest deviation of each quantity over time; the overlaps share a line.
-fn table(agreement: &Agreement) -> String {
-    let mut text =
-        String::from("largest deviation from theory over time, in standard errors (value +- standard error)\n");
+fn table(name: &str, agreement: &Agreement) -> String {
+    let mut text = format!("{name}: largest deviation over time, in standard errors (value +- standard error)\n");
     text += &format!("{:<10}", "");
     for d in &agreement.dimensions {
         text += &format!("{:>12}", format!("D={d}"));
@@ -211,19 +299,18 @@ fn table(agreement: &Agreement) -> String {
     text
 }
 
-fn verdict(agreement: &Agreement, seconds: f64) -> String {
-    let word = match agreement.outcome {
+fn word(outcome: Outcome) -> &'static str {
+    match outcome {
         Outcome::Agree => "AGREE",
         Outcome::Disagree => "DISAGREE",
         Outcome::Undetermined => "UNDETERMINED",
-    };
-    format!("verdict: {word}: {}\nin {seconds:.1} s\n", agreement.summary)
+    }
 }
 
 /// The exit code that a comparison deserves.
 pub fn code(comparison: &Comparison) -> u8 {
     match exit_code(&comparison.stop) {
-        0 => u8::from(comparison.agreement.outcome == Outcome::Disagree),
+        0 => u8::from(comparison.outcome == Outcome::Disagree),
         failed => failed,
     }
 }

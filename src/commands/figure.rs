@@ -82,14 +82,9 @@ fn compute(request: &Request, spec: &Spec, clock: &Clock) -> Result<(PathBuf, u8
         let mut folder = RunFolder::prepare(Some(&path), "compare", request.force)?;
         let (comparison, _) = compare(&spec, &mut folder, request.quiet, activation.name())?;
         if !request.quiet && !request.json {
-            say(&format!(
-                "{}: {:?}: {}\n",
-                activation.name(),
-                comparison.agreement.outcome,
-                comparison.agreement.summary
-            ));
+            say(&format!("{}: {:?}: {}\n", activation.name(), comparison.outcome, comparison.summary));
         }
-        outcomes.insert(activation.name().into(), json!(comparison.agreement.outcome));
+        outcomes.insert(activation.name().into(), json!(comparison.outcome));
         let code = code(&comparison);
         worst = worst.max(code);
         if code > 1 {

@@ -1,35 +1,72 @@
-//! `headflow simulate`: online SGD in `D` dimensions.
+//! `headflow simulate`: online SGD at dimension `D`, by either engine, from the start or from a
+//! checkpoint.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use headflow::folder::{Replicas, RunFolder};
 use headflow::model::series::Series;
 use headflow::model::{Error, StopReason};
-use headflow::sims::direct::{Sgd, Start};
-use headflow::sims::ensemble::{self, Ensemble};
-use headflow::spec::Spec;
-use serde_json::json;
+use headflow::sims::ensemble::{self, Checkpoint, Ensemble};
+use headflow::sims::sgd::{Engine, Sgd, Start};
+use headflow::spec::{FIELDS, Purpose, Spec};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::{Clock, document, drawn, ensemble_route, exit_code, last_state, print};
 use crate::cli::Request;
 use crate::progress::Progress;
 
+/// The file in a run's folder that holds an unfinished run.
+const CHECKPOINT: &str = "checkpoint.json";
+
+/// Time between two checkpoints.
+const BETWEEN_CHECKPOINTS: Duration = Duration::from_secs(20);
+
+/// An unfinished run: what it is, and how far it has come.
+#[derive(Debug, Serialize, Deserialize)]
+struct Saved {
+    format: String,
+    version: String,
+    spec: Value,
+    checkpoint: Checkpoint,
+}
+
+/// What [`Saved::format`] says.
+const FORMAT: &str = "headflow-checkpoint";
+
 /// Runs all replicas with a progress bar.
 pub fn simulate(spec: &Spec, sgd: &Sgd, start: &Start, quiet: bool) -> Result<Ensemble, Error> {
+    resume(spec, sgd, start, None, &mut |_| Ok(()), quiet)
+}
+
+fn resume(
+    spec: &Spec,
+    sgd: &Sgd,
+    start: &Start,
+    from: Option<&Checkpoint>,
+    keep: &mut dyn FnMut(&dyn Fn() -> Checkpoint) -> Result<(), Error>,
+    quiet: bool,
+) -> Result<Ensemble, Error> {
     let options = spec.ensemble_options();
     let last = options.times.last().copied().unwrap_or(0.0);
-    let steps = sgd.step_at(last) * u64::from(spec.replicas);
-    let progress = Progress::new(&format!("SGD D={}", sgd.dimension), steps, true, quiet);
-    ensemble::simulate(sgd, start, &options, &progress)
+    let steps = sgd.step_at(last).saturating_mul(u64::from(spec.replicas));
+    let label = match sgd.engine {
+        Engine::Direct => format!("SGD D={}", sgd.dimension),
+        Engine::Overlap => format!("chain D={}", sgd.dimension),
+    };
+    let progress = Progress::new(&label, steps, true, quiet);
+    ensemble::resume(sgd, start, &options, from, keep, &progress)
 }
 
 /// The name of a simulation's route.
-pub fn route_name(dimension: usize) -> String {
-    format!("direct D={dimension}")
+pub fn route_name(sgd: &Sgd) -> String {
+    format!("{} D={}", sgd.engine.name(), sgd.dimension)
 }
 
 /// The mean of a simulation and its first replica.
-pub fn series(dimension: usize, ensemble: &Ensemble) -> Vec<Series> {
-    let name = route_name(dimension);
-    let mut series = vec![Series::of_estimate(&name, &ensemble.estimate, &ensemble.trace)];
+pub fn series(name: &str, ensemble: &Ensemble) -> Vec<Series> {
+    let mut series = vec![Series::of_estimate(name, &ensemble.estimate, &ensemble.trace)];
     if let (Some(run), true) = (ensemble.runs.first(), ensemble.runs.len() > 1) {
         series.push(Series::of_trajectory(format!("{name} replica=0"), &run.trajectory));
     }
@@ -37,8 +74,8 @@ pub fn series(dimension: usize, ensemble: &Ensemble) -> Vec<Series> {
 }
 
 /// The replicas for the arrays.
-pub fn replicas(dimension: usize, ensemble: &Ensemble) -> Replicas<'_> {
-    Replicas { route: route_name(dimension), trajectories: ensemble.runs.iter().map(|run| &run.trajectory).collect() }
+pub fn replicas<'a>(name: &str, ensemble: &'a Ensemble) -> Replicas<'a> {
+    Replicas { route: name.into(), trajectories: ensemble.runs.iter().map(|run| &run.trajectory).collect() }
 }
 
 /// Says where a diverged replica was last finite.
@@ -55,20 +92,119 @@ pub fn last_finite(ensemble: &Ensemble) -> String {
     format!("last finite state at tau = {time:e}: |k_h|^2 = [{}]; what was recorded is kept\n", norms.join(", "))
 }
 
+/// Reads the checkpoint of an unfinished run in `folder`; fields that were given must be its own.
+fn read(folder: &Path, request: &Request) -> Result<(Spec, Checkpoint), Error> {
+    let path = folder.join(CHECKPOINT);
+    let place = path.display().to_string();
+    let wrong = |problem: String| Error::unreadable(&place, problem);
+    let text = std::fs::read_to_string(&path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => wrong(
+            "does not exist: there is nothing to resume (only runs of --engine overlap that were interrupted have one)"
+                .into(),
+        ),
+        _ => wrong(format!("cannot be read: {e}")),
+    })?;
+    let header: Value =
+        serde_json::from_str(&text).map_err(|e| wrong(format!("is not a checkpoint, or truncated: {e}")))?;
+    if header["format"] != FORMAT {
+        return Err(wrong(format!("is not a headflow checkpoint (\"format\" is not \"{FORMAT}\")")));
+    }
+    if header["version"] != headflow::VERSION {
+        return Err(wrong(format!(
+            "was written by headflow {}, this is {}: another version may take other steps; finish it with that one, or \
+             start anew",
+            header["version"].as_str().unwrap_or("?"),
+            headflow::VERSION
+        )));
+    }
+    let saved: Saved =
+        serde_json::from_value(header).map_err(|e| wrong(format!("is not a complete checkpoint: {e}")))?;
+    let Value::Object(fields) = saved.spec else { return Err(wrong("holds no spec".into())) };
+    let spec = Spec::from_map(&fields)?.complete(Purpose::Simulate)?;
+    if !request.fields.is_empty() {
+        let given = serde_json::to_value(Spec::from_map(&request.fields)?.complete(Purpose::Simulate)?)
+            .map_err(|e| wrong(e.to_string()))?;
+        let own = serde_json::to_value(&spec).map_err(|e| wrong(e.to_string()))?;
+        // A field that was not given counts only where its default follows from those that were.
+        let differs = |name: &str| request.fields.contains_key(name) && own.get(name) != given.get(name);
+        if let Some(field) = FIELDS.iter().find(|f| differs(f.name)) {
+            return Err(Error::invalid(
+                field.name,
+                format!(
+                    "is {} here but {} in the checkpoint {place}: leave the fields out to resume it, or start anew with \
+                     another --out",
+                    given.get(field.name).unwrap_or(&Value::Null),
+                    own.get(field.name).unwrap_or(&Value::Null)
+                ),
+            ));
+        }
+    }
+    Ok((spec, saved.checkpoint))
+}
+
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
+    let (spec, from) = match &request.resume {
+        Some(folder) => {
+            if request.out.is_some() {
+                return Err(Error::invalid("out", "a resumed run goes on in its own folder; leave --out away"));
+            }
+            let (spec, checkpoint) = read(folder, request)?;
+            (spec, Some(checkpoint))
+        }
+        None => (spec.clone(), None),
+    };
     let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;
-    let (sgd, start) = (spec.sgd(dimension)?, spec.simulation_start()?);
+    let engine = spec.engines()[0];
+    let (sgd, start) = (spec.sgd(dimension, engine)?, spec.simulation_start()?);
     sgd.validate(&start)?;
-    let mut folder = RunFolder::prepare(request.out.as_deref(), "simulate", request.force)?;
-    let ensemble = simulate(spec, &sgd, &start, request.quiet)?;
-    folder.write_series(&series(dimension, &ensemble), &[replicas(dimension, &ensemble)])?;
-    let route = ensemble_route(&route_name(dimension), dimension, &ensemble);
-    let result = document("simulate", spec, &clock, json!({"stop": ensemble.stop, "routes": [route]}))?;
+    let mut folder = match &request.resume {
+        Some(folder) => RunFolder::prepare(Some(folder), "simulate", true)?,
+        None => RunFolder::prepare(request.out.as_deref(), "simulate", request.force)?,
+    };
+    let own = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;
+    let saved = |checkpoint: Checkpoint| {
+        serde_json::to_string(&Saved {
+            format: FORMAT.into(),
+            version: headflow::VERSION.into(),
+            spec: own.clone(),
+            checkpoint,
+        })
+        .map_err(|e| Error::unreadable(CHECKPOINT, e))
+    };
+    let mut last = Instant::now();
+    let ensemble = resume(
+        &spec,
+        &sgd,
+        &start,
+        from.as_ref(),
+        &mut |make| {
+            if last.elapsed() >= BETWEEN_CHECKPOINTS {
+                folder.write_text(CHECKPOINT, &saved(make())?)?;
+                last = Instant::now();
+            }
+            Ok(())
+        },
+        request.quiet,
+    )?;
+    let resumable = match &ensemble.unfinished {
+        Some(checkpoint) => {
+            folder.write_text(CHECKPOINT, &saved(checkpoint.clone())?)?;
+            format!("to go on: headflow simulate --resume {}\n", folder.path().display())
+        }
+        None => {
+            folder.remove(CHECKPOINT)?;
+            String::new()
+        }
+    };
+    let name = route_name(&sgd);
+    folder.write_series(&series(&name, &ensemble), &[replicas(&name, &ensemble)])?;
+    let route = ensemble_route(&name, dimension, &ensemble);
+    let result = document("simulate", &spec, &clock, json!({"stop": ensemble.stop, "routes": [route]}))?;
     folder.write_document(&result)?;
     let figure = drawn(folder.path(), &result);
     let text = format!(
-        "{}{}\n{}{} steps in {:.2} s ({:.0} steps/s)\n{}: result.json, series.csv, series.npz{figure}\n",
+        "{}{}\n{}{} steps in {:.2} s ({:.0} steps/s)\n{}: result.json, series.csv, series.npz{figure}\n{resumable}",
         last_state(&ensemble.estimate.mean, ensemble.estimate.standard_error.as_ref()),
         ensemble.stop.describe(),
         last_finite(&ensemble),
