@@ -162,6 +162,39 @@ pub fn build() -> Command {
         )
         .subcommand(
             command(
+                "stability",
+                "Growth rates at stationary points, what grows, and when it leaves",
+                "Eigenvalues of minus the Hessian of the population loss in the coordinates (m, C, b), with what each mode \
+                 does: symmetric or specialising (sum_h dk_h = 0), and along which feature.\n\
+                 --at unspecialised (default): at k = 0, and at the fixed point where all heads are equal, found by a root \
+                 solve, without and with the noise that the learning rate gamma adds; with escape times for random keys.\n\
+                 --at point: at m, r, b, which must be stationary.\n\
+                 --at plateaus: at the stationary points beside the plateaus of the flow from m0, r0, with the time at which \
+                 the next feature is predicted to be learned.\nWrites a folder only with --out.",
+                "Examples:\n  headflow stability\n  headflow stability --attention bayes-softmax --gamma 4 --dimensions 1000,1000000\n  \
+                 headflow stability --at plateaus --gamma 0 --key-scale 0.1 --theta flip:1.8,1.5\n  \
+                 headflow stability --theta flip:2 --heads 2 --length 5 --m \"0;0\" --r \"0,0;0,0\"",
+            )
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
+                "stages",
+                "Plateaus, the pattern of each head on them, and the order of learning",
+                "Of the flow (default), of every replica of a simulation (--engine direct or overlap, with a table of how \
+                 often each outcome occurs), or of results that exist (--from). A head is \"+s1 -s2\" when it is on in the \
+                 first feature with sign + and in the second with sign -, and off when it is on in none; s1 is feature 0.",
+                "Examples:\n  headflow stages --attention bayes-softmax\n  \
+                 headflow stages --engine overlap --dimension 100000 --replicas 20 --initial random --attention bayes-softmax\n  \
+                 headflow stages --from results/compare",
+            )
+            .arg(Arg::new("from").long("from").value_name("FOLDER").help("Read the trajectories in this result folder"))
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
                 "loss",
                 "Population loss and its parts at given m, r, b",
                 "E = 1 - 2 E[a_eps] + E[sum_l a_l^2], with standard errors over scrambles. Writes a folder only with --out.",

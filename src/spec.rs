@@ -9,6 +9,7 @@ use headflow_sims::ensemble;
 use headflow_sims::sgd::{Engine, Sgd, Start};
 use headflow_theory::flow::{self, Event, Method};
 use headflow_theory::quasi_monte_carlo::QuasiMonteCarlo;
+use headflow_theory::stages::Criteria;
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -52,7 +53,8 @@ const fn field(name: &'static str, kind: Kind, group: &'static str, help: &'stat
 const TASK: &str = "Task and attention";
 const LEARNING: &str = "Learning and start";
 const TIME: &str = "Time";
-const POINT: &str = "Point (loss)";
+const POINT: &str = "Point (loss, stability)";
+const STAGES: &str = "Stability and stages";
 const THEORY: &str = "Theory";
 const SIMULATION: &str = "Simulation";
 
@@ -93,7 +95,12 @@ pub const FIELDS: &[Field] = &[
     field("b0", Kind::List, LEARNING, "Initial trained biases, length H [default: 0]"),
     field("key_scale", Kind::Number, LEARNING, "Size of the initial keys outside the spikes [default: 0.5]"),
     field("tau", Kind::Number, TIME, "Last time, tau = gamma steps / D [default: 400]"),
-    field("records", Kind::Count, TIME, "Evenly spaced times that are recorded, 0 and tau included [default: 101]"),
+    field(
+        "records",
+        Kind::Count,
+        TIME,
+        "Evenly spaced times that are recorded, 0 and tau included [default: 101; stages, stability 401]",
+    ),
     field("times", Kind::List, TIME, "The recorded times themselves, instead of tau and records"),
     field("stop_loss", Kind::Number, TIME, "Stop a flow when its loss falls below this"),
     field(
@@ -106,13 +113,39 @@ pub const FIELDS: &[Field] = &[
     field("r", Kind::Matrix, POINT, "Overlaps, H x H [default: m m^T]"),
     field("b", Kind::List, POINT, "Biases, length H [default: by the bias rule; trained: 0]"),
     field(
+        "at",
+        Kind::Word,
+        STAGES,
+        "stability: unspecialised (k = 0, and all heads equal) | point (m, r, b) | plateaus (of the flow) [default: \
+         point with m, else unspecialised]",
+    ),
+    field("stationary_tolerance", Kind::Number, STAGES, "Drift that a stationary point may have [default: 1e-3]"),
+    field(
+        "on",
+        Kind::Number,
+        STAGES,
+        "A head is on in feature f when |m_hf| / sqrt(E theta_f^2) reaches this [default: 0.5]",
+    ),
+    field(
+        "quiet",
+        Kind::Number,
+        STAGES,
+        "Motion within a plateau, as a fraction of the largest strength [default: 0.1]",
+    ),
+    field("contrast", Kind::Number, STAGES, "How much longer a plateau dwells than its surroundings [default: 2]"),
+    field(
         "points",
         Kind::Count,
         THEORY,
         "Quasi-Monte Carlo points a scramble, a power of two [default: 65536; compare 32768, with random keys \
-         8192; fewer for long sequences]",
+         8192; stages, stability 16384; fewer for long sequences]",
     ),
-    field("scrambles", Kind::Count, THEORY, "Independent scrambles, for standard errors [default: 8; loss 16]"),
+    field(
+        "scrambles",
+        Kind::Count,
+        THEORY,
+        "Independent scrambles, for standard errors [default: 8; loss 16; stability 4; stages 1]",
+    ),
     field(
         "method",
         Kind::Word,
@@ -130,7 +163,12 @@ pub const FIELDS: &[Field] = &[
          cost | both (compare) [default: direct; compare both]",
     ),
     field("dimension", Kind::Count, SIMULATION, "Token dimension D of simulate [default: 1000]"),
-    field("dimensions", Kind::List, SIMULATION, "Token dimensions of compare [default: 500,1000]"),
+    field(
+        "dimensions",
+        Kind::List,
+        SIMULATION,
+        "Token dimensions of compare [default: 500,1000], and of the escape times of stability [1e2, 1e4, 1e6]",
+    ),
     field("replicas", Kind::Count, SIMULATION, "Independent runs at each dimension [default: 8]"),
     field("test_samples", Kind::Count, SIMULATION, "Fresh samples on which each loss is measured [default: 4096]"),
     field("seed", Kind::Count, SIMULATION, "Of all random numbers, scrambles included [default: 1]"),
@@ -150,6 +188,22 @@ pub enum Purpose {
     Simulate,
     /// Theory against SGD.
     Compare,
+    /// Growth rates at stationary points.
+    Stability,
+    /// Stages of a flow, or of a simulation when an engine is given.
+    Stages,
+}
+
+/// Where stability is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum At {
+    /// At `k = 0` and at the unspecialised fixed points.
+    Unspecialised,
+    /// At the point `m`, `r`, `b`.
+    Point,
+    /// At the plateaus of the flow.
+    Plateaus,
 }
 
 /// Where the keys start.
@@ -227,6 +281,12 @@ pub struct Spec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub b: Option<Vec<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<At>,
+    pub stationary_tolerance: f64,
+    pub on: f64,
+    pub quiet: f64,
+    pub contrast: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub points: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scrambles: Option<usize>,
@@ -270,6 +330,11 @@ impl Default for Spec {
             m: None,
             r: None,
             b: None,
+            at: None,
+            stationary_tolerance: 1e-3,
+            on: Criteria::default().on,
+            quiet: Criteria::default().quiet,
+            contrast: Criteria::default().contrast,
             points: None,
             scrambles: None,
             method: Method::Tsit45,
@@ -417,9 +482,22 @@ impl Spec {
                 format!("must be finite and not negative, got {}", self.key_scale),
             ));
         }
-        if purpose == Purpose::Loss {
+        self.criteria().validate()?;
+        if !(self.stationary_tolerance.is_finite() && self.stationary_tolerance > 0.0) {
+            return Err(Error::invalid(
+                "stationary_tolerance",
+                format!("must be positive and finite, got {}", self.stationary_tolerance),
+            ));
+        }
+        if purpose == Purpose::Stability {
+            let at = self.at.unwrap_or(if self.m.is_some() { At::Point } else { At::Unspecialised });
+            self.at = Some(at);
+        } else if self.at.is_some() {
+            return Err(Error::invalid("at", "only stability is asked at a point; leave it out"));
+        }
+        if purpose == Purpose::Loss || self.at == Some(At::Point) {
             self.complete_point(heads, features)?;
-        } else {
+        } else if self.at != Some(At::Unspecialised) {
             self.complete_start(heads, features, purpose)?;
             self.complete_times(purpose)?;
         }
@@ -430,11 +508,19 @@ impl Spec {
                 // One flow for each replica.
                 (Purpose::Compare, Initial::Random) => 1 << 13,
                 (Purpose::Compare, Initial::Given) => 1 << 15,
+                // A column of the Jacobian is two evaluations.
+                (Purpose::Stability | Purpose::Stages, _) => 1 << 14,
                 _ => 1 << 16,
             };
             self.points = Some((1 << limit.max(256).ilog2()).min(most));
         }
-        let scrambles = self.scrambles.unwrap_or(if purpose == Purpose::Loss { 16 } else { 8 });
+        let scrambles = self.scrambles.unwrap_or(match purpose {
+            Purpose::Loss => 16,
+            Purpose::Stability => 4,
+            // One flow with one pattern: scrambles may end in different, equivalent states.
+            Purpose::Stages => 1,
+            _ => 8,
+        });
         if scrambles == 0 || scrambles > 1 << 16 {
             return Err(Error::invalid("scrambles", format!("must be from 1 to 65536, got {scrambles}")));
         }
@@ -497,10 +583,12 @@ impl Spec {
                     "random keys have no given m0 and r0; leave those out, or use --initial given",
                 ));
             }
-            if purpose == Purpose::Flow {
+            let simulated = matches!(purpose, Purpose::Simulate | Purpose::Compare)
+                || purpose == Purpose::Stages && self.engine.is_some();
+            if !simulated {
                 return Err(Error::invalid(
                     "initial",
-                    "a flow starts from given overlaps (m0, r0); random keys need a dimension: use compare or simulate",
+                    "a flow starts from given overlaps (m0, r0); random keys need a dimension: use compare or simulate, or give stages an --engine",
                 ));
             }
             self.b0 = Some(b0);
@@ -541,7 +629,8 @@ impl Spec {
             }
             return Ok(());
         }
-        let (tau, records) = (self.tau.unwrap_or(400.0), self.records.unwrap_or(101));
+        let fine = matches!(purpose, Purpose::Stability | Purpose::Stages);
+        let (tau, records) = (self.tau.unwrap_or(400.0), self.records.unwrap_or(if fine { 401 } else { 101 }));
         if !(tau.is_finite() && tau > 0.0) {
             return Err(Error::invalid("tau", format!("the last time must be positive and finite, got {tau}")));
         }
@@ -554,15 +643,16 @@ impl Spec {
 
     fn complete_dimensions(&mut self, purpose: Purpose, heads: usize, features: usize) -> Result<(), Error> {
         match purpose {
-            Purpose::Flow | Purpose::Loss => return Ok(()),
-            Purpose::Simulate => {
+            Purpose::Flow | Purpose::Loss | Purpose::Stability => return Ok(()),
+            Purpose::Stages if self.engine.is_none() => return Ok(()),
+            Purpose::Simulate | Purpose::Stages => {
                 let dimension = match (&self.dimension, self.dimensions.as_deref()) {
                     (Some(d), _) => *d,
                     (None, Some([d])) => *d,
                     (None, Some(_)) => {
                         return Err(Error::invalid(
                             "dimensions",
-                            "simulate runs one dimension: use --dimension, or compare",
+                            "this runs one dimension: use --dimension, or compare",
                         ));
                     }
                     (None, None) => 1000,
@@ -722,6 +812,11 @@ impl Spec {
     /// What a simulation of a completed spec runs and records.
     pub fn ensemble_options(&self) -> ensemble::Options {
         ensemble::Options { times: self.recorded_times(), replicas: self.replicas, test_samples: self.test_samples }
+    }
+
+    /// What counts as a plateau and as a head that is on.
+    pub fn criteria(&self) -> Criteria {
+        Criteria { on: self.on, quiet: self.quiet, contrast: self.contrast }
     }
 
     /// The events at which a flow stops.
@@ -915,6 +1010,7 @@ mod tests {
             m: Some(vec![]),
             r: Some(vec![]),
             b: Some(vec![]),
+            at: Some(At::Point),
             points: Some(1),
             scrambles: Some(1),
             engine: Some(Engines::Both),

@@ -129,6 +129,17 @@ impl Trajectory {
         })
     }
 
+    /// The overlaps at the time of index `t`, `H x H`.
+    pub fn r(&self, t: usize) -> DMatrix<f64> {
+        let heads = self.shape.heads;
+        DMatrix::from_fn(heads, heads, |head, other| self.rows[t][self.shape.index(Quantity::Overlap { head, other })])
+    }
+
+    /// The biases at the time of index `t`, length `H`.
+    pub fn b(&self, t: usize) -> Vec<f64> {
+        (0..self.shape.heads).map(|head| self.rows[t][self.shape.index(Quantity::Bias { head })]).collect()
+    }
+
     /// Keeps the first `count` times.
     pub fn truncate(&mut self, count: usize) {
         self.times.truncate(count);

@@ -162,8 +162,11 @@ pub fn simulate(sgd: &Sgd, start: &Start, options: &Options, watch: &dyn Watch) 
     resume(sgd, start, options, None, &mut |_| Ok(()), watch)
 }
 
+/// Takes the chance to keep a checkpoint: it is called with a function that makes one.
+pub type Keep<'a> = dyn FnMut(&dyn Fn() -> Checkpoint) -> Result<(), Error> + 'a;
+
 /// [`simulate`] from a checkpoint on, if there is one. `keep` is offered a checkpoint every few
-/// seconds (overlap chain only); it is called with a function that makes one.
+/// seconds (overlap chain only).
 ///
 /// # Errors
 /// As [`simulate`]; when the checkpoint does not fit `sgd` and `options`; and those of `keep`, which
@@ -173,7 +176,7 @@ pub fn resume(
     start: &Start,
     options: &Options,
     checkpoint: Option<&Checkpoint>,
-    keep: &mut dyn FnMut(&dyn Fn() -> Checkpoint) -> Result<(), Error>,
+    keep: &mut Keep<'_>,
     watch: &dyn Watch,
 ) -> Result<Ensemble, Error> {
     sgd.validate(start)?;

@@ -6,6 +6,8 @@ mod figure;
 mod flow;
 mod loss;
 mod simulate;
+mod stability;
+mod stages;
 
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -26,6 +28,8 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "flow" => Purpose::Flow,
         "loss" => Purpose::Loss,
         "simulate" => Purpose::Simulate,
+        "stability" => Purpose::Stability,
+        "stages" => Purpose::Stages,
         _ => Purpose::Compare,
     };
     if request.command == "figure" {
@@ -49,6 +53,8 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "loss" => loss::run(request, &spec),
         "simulate" => simulate::run(request, &spec),
         "compare" => compare::run(request, &spec),
+        "stability" => stability::run(request, &spec),
+        "stages" => stages::run(request, &spec),
         _ => figure::run(request, &spec),
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use headflow::folder::{Replicas, RunFolder};
 use headflow::model::series::Series;
 use headflow::model::{Error, StopReason};
-use headflow::sims::ensemble::{self, Checkpoint, Ensemble};
+use headflow::sims::ensemble::{self, Checkpoint, Ensemble, Keep};
 use headflow::sims::sgd::{Engine, Sgd, Start};
 use headflow::spec::{FIELDS, Purpose, Spec};
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ fn resume(
     sgd: &Sgd,
     start: &Start,
     from: Option<&Checkpoint>,
-    keep: &mut dyn FnMut(&dyn Fn() -> Checkpoint) -> Result<(), Error>,
+    keep: &mut Keep<'_>,
     quiet: bool,
 ) -> Result<Ensemble, Error> {
     let options = spec.ensemble_options();

@@ -332,6 +332,34 @@ pub fn derivative<E: Evaluator>(evaluator: &E, point: &OrderParameters, noise: f
     }
 }
 
+/// The derivative of `m`, `r` and `b` at coordinates with overlaps `r`: as [`derivative`], with a factor
+/// of `r - m m^T` of the caller's choice.
+pub(crate) fn derivative_at<E: Evaluator>(
+    evaluator: &E,
+    at: &Coordinates,
+    r: &DMatrix<f64>,
+    noise: f64,
+) -> (DMatrix<f64>, DMatrix<f64>, Vec<f64>) {
+    let rule = evaluator.attention().bias;
+    let moments = evaluator.moments(at);
+    (
+        derivative_of_alignments(&moments, at, rule),
+        derivative_of_overlaps(&moments, at, rule, r, noise),
+        derivative_of_biases(&moments, rule),
+    )
+}
+
+/// Gradient flow in coordinates: `dm`, `dC`, `db`.
+pub(crate) fn gradient_flow<E: Evaluator>(evaluator: &E, at: &Coordinates) -> (DMatrix<f64>, DMatrix<f64>, Vec<f64>) {
+    let rule = evaluator.attention().bias;
+    let moments = evaluator.moments(at);
+    (
+        derivative_of_alignments(&moments, at, rule),
+        derivative_of_residual(&moments, at, rule),
+        derivative_of_biases(&moments, rule),
+    )
+}
+
 /// What [`derivative`] returns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Derivative {

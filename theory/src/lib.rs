@@ -4,11 +4,17 @@
 //! - [`moments`]: what the flow needs to know about the data, and the interface [`moments::Evaluator`]
 //!   of whatever computes it;
 //! - [`quasi_monte_carlo`]: an evaluator on fixed, randomised quasi-random points;
-//! - [`flow`]: the right-hand side and its integration, with events and typed stop reasons.
+//! - [`flow`]: the right-hand side and its integration, with events and typed stop reasons;
+//! - [`stability`]: growth rates at stationary points, which it finds, and what grows;
+//! - [`escape`]: when a growing mode leaves, from its rate and its initial size;
+//! - [`stages`]: plateaus, sign patterns and the order of learning, read off a trajectory.
 //!
 //! The derivation is in this crate's `README.md`.
 #![warn(missing_docs)]
 
+pub mod escape;
 pub mod flow;
 pub mod moments;
 pub mod quasi_monte_carlo;
+pub mod stability;
+pub mod stages;

@@ -11,7 +11,7 @@
 //! `d_l = a_l - 1{l = eps}` the population loss is `E |d|^2`, and `g_hl` its derivative with
 //! respect to `s_hl` on one sample.
 
-use headflow_model::{Attention, OrderParameters, Task, biases};
+use headflow_model::{Attention, Error, OrderParameters, Task, biases};
 use nalgebra::DMatrix;
 
 /// A point of the flow: the keys' coordinates and their biases.
@@ -87,4 +87,68 @@ pub trait Evaluator: Sync {
 
     /// The loss alone.
     fn loss(&self, at: &Coordinates) -> Loss;
+}
+
+/// The average of several evaluators, an evaluator itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Mean<'a, E> {
+    first: &'a E,
+    all: &'a [E],
+}
+
+impl<'a, E: Evaluator> Mean<'a, E> {
+    /// The average over `all`.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn new(all: &'a [E]) -> Result<Self, Error> {
+        let first = all.first().ok_or_else(|| Error::invalid("scrambles", "there must be at least one"))?;
+        Ok(Self { first, all })
+    }
+}
+
+impl<E: Evaluator> Evaluator for Mean<'_, E> {
+    fn task(&self) -> &Task {
+        self.first.task()
+    }
+
+    fn heads(&self) -> usize {
+        self.first.heads()
+    }
+
+    fn attention(&self) -> &Attention {
+        self.first.attention()
+    }
+
+    fn moments(&self, at: &Coordinates) -> Moments {
+        let mut sum = self.first.moments(at);
+        for other in &self.all[1..] {
+            let moments = other.moments(at);
+            sum.loss.attention_on_relevant += moments.loss.attention_on_relevant;
+            sum.loss.second_moment += moments.loss.second_moment;
+            sum.gx += moments.gx;
+            sum.gc += moments.gc;
+            sum.gg += moments.gg;
+            sum.gb.iter_mut().zip(moments.gb).for_each(|(s, g)| *s += g);
+        }
+        let scale = 1.0 / self.all.len() as f64;
+        sum.loss.attention_on_relevant *= scale;
+        sum.loss.second_moment *= scale;
+        sum.gx *= scale;
+        sum.gc *= scale;
+        sum.gg *= scale;
+        sum.gb.iter_mut().for_each(|g| *g *= scale);
+        sum
+    }
+
+    fn loss(&self, at: &Coordinates) -> Loss {
+        let mut sum = Loss::default();
+        for evaluator in self.all {
+            let loss = evaluator.loss(at);
+            sum.attention_on_relevant += loss.attention_on_relevant;
+            sum.second_moment += loss.second_moment;
+        }
+        let scale = 1.0 / self.all.len() as f64;
+        Loss { attention_on_relevant: sum.attention_on_relevant * scale, second_moment: sum.second_moment * scale }
+    }
 }

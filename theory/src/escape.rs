@@ -1,0 +1,328 @@
+//! When a growing mode leaves its plateau (`theory/README.md` sections 8 and 11.6).
+//!
+//! The amplitude of a mode with rate `kappa` is `e^{kappa tau} N(0, s0^2 / D)` when it starts at the
+//! alignments of random keys, `s0^2 = D var(m)`; the noise of SGD adds `v / (2 kappa)` to its variance,
+//! `v = (gamma / (B D)) E[Y^2]` with `Y = sum_hl u_h g_hl x_fl` for the mode `u`. The norm of `n`
+//! modes of one rate reaches `threshold` at a mean time
+//!
+//! ```text
+//! tau = (1 / (2 kappa)) [ ln(D threshold^2 / (s0^2 + v D / (2 kappa))) - psi(n / 2) - ln 2 ]
+//! ```
+//!
+//! with standard deviation `sqrt(psi'(n / 2)) / (2 kappa)`: `ln D / (2 kappa)` and a constant. A mode
+//! whose amplitude is known to be `a` takes `ln(threshold / |a|) / kappa`.
+//!
+//! [`departure`] does this for the plateaus of a trajectory.
+//!
+//! While overlaps drift, `kappa tau` becomes the integral of `kappa(r(tau))` along the flow at
+//! `m = 0`: [`rates_along`].
+
+use headflow_model::random::{Purpose, Stream};
+use headflow_model::{Attention, Error, OrderParameters, Task, Trajectory, Watch};
+use nalgebra::DMatrix;
+use serde::{Deserialize, Serialize};
+use statrs::function::gamma::digamma;
+
+use crate::flow::{self, Options};
+use crate::moments::{Coordinates, Evaluator, Loss, Mean, Moments};
+use crate::stability::{Kind, Stability, linearise, stationary_near};
+use crate::stages::{Criteria, Pattern, Plateau};
+
+/// A growing mode and where it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Escape {
+    /// Growth rate `kappa`, positive.
+    pub rate: f64,
+    /// Number of modes `n` that share it.
+    pub modes: usize,
+    /// `s0^2 = D` times the variance of each mode's initial amplitude: `key_scale^2` for random keys.
+    pub size: f64,
+    /// `v D`: `(gamma / B) E[Y^2]`.
+    pub noise: f64,
+    /// Norm of the amplitudes that counts as having left.
+    pub threshold: f64,
+}
+
+impl Escape {
+    /// `d tau / d ln D = 1 / (2 kappa)`.
+    pub fn slope(&self) -> f64 {
+        0.5 / self.rate
+    }
+
+    /// The `kappa tau` that dimension `D` asks for, on average.
+    pub fn growth(&self, dimension: f64) -> f64 {
+        let start = self.size + self.noise / (2.0 * self.rate);
+        let n = self.modes as f64;
+        0.5 * ((dimension * self.threshold * self.threshold / start).ln() - digamma(0.5 * n) - std::f64::consts::LN_2)
+    }
+
+    /// Mean escape time at dimension `D`.
+    pub fn time(&self, dimension: f64) -> f64 {
+        self.growth(dimension) / self.rate
+    }
+
+    /// Standard deviation of the escape time.
+    pub fn deviation(&self) -> f64 {
+        const STEP: f64 = 1e-4;
+        let x = 0.5 * self.modes as f64;
+        let slope = (digamma(x + STEP) - digamma(x - STEP)) / (2.0 * STEP);
+        slope.sqrt() * self.slope()
+    }
+}
+
+/// `E[Y^2]`, the strength of SGD's noise on a mode of the alignments, and its standard error, over
+/// `samples` fresh samples. `mode` is `H x F` and counts as normalised.
+///
+/// # Errors
+/// When the shapes differ or `samples` is below 2.
+pub fn noise_of_mode(
+    task: &Task,
+    attention: &Attention,
+    at: &Coordinates,
+    mode: &DMatrix<f64>,
+    samples: usize,
+    seed: u64,
+) -> Result<(f64, f64), Error> {
+    let (heads, features, length) = (at.m.nrows(), task.features(), task.length());
+    if mode.shape() != (heads, features) || at.m.ncols() != features {
+        return Err(Error::invalid("mode", format!("is not {heads} x {features}")));
+    }
+    if samples < 2 {
+        return Err(Error::invalid("samples", "an average with an error needs at least 2"));
+    }
+    let rows = features + heads;
+    let stream = Stream::new(seed, Purpose::Points, u32::MAX);
+    let (mut uniforms, mut theta) = (vec![0.0; task.sampler().uniforms()], vec![0.0; features]);
+    let mut values = vec![0.0f32; rows * length];
+    let (mut scores, mut combined) = (vec![0.0; heads * length], vec![0.0; length]);
+    let squares: Vec<f64> = (0..samples as u64)
+        .map(|sample| {
+            stream.uniforms(sample, 1, &mut uniforms);
+            task.sampler().sample(&uniforms, &mut theta);
+            stream.normals(sample, 0, 0, &mut values);
+            let value = |j: usize, l: usize| {
+                f64::from(values[j * length + l]) + if l == 0 && j < features { theta[j] } else { 0.0 }
+            };
+            for h in 0..heads {
+                for l in 0..length {
+                    let along: f64 = (0..features).map(|f| at.m[(h, f)] * value(f, l)).sum();
+                    let outside: f64 = (0..heads).map(|j| at.c[(h, j)] * value(features + j, l)).sum();
+                    scores[h * length + l] = along + outside + at.b[h];
+                }
+            }
+            attention.forward_in_place(heads, length, &mut scores, &mut combined);
+            combined[0] -= 1.0;
+            combined.iter_mut().for_each(|d| *d *= 2.0);
+            attention.backward_in_place(heads, length, &mut scores, &combined);
+            let mut sum = 0.0;
+            for h in 0..heads {
+                for f in 0..features {
+                    let product: f64 = (0..length).map(|l| scores[h * length + l] * value(f, l)).sum();
+                    sum += mode[(h, f)] * product;
+                }
+            }
+            sum * sum / mode.norm_squared()
+        })
+        .collect();
+    Ok(headflow_model::mean_and_error(squares.iter().copied()))
+}
+
+/// A feature that is about to be learned.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Predicted {
+    /// The feature.
+    pub feature: usize,
+    /// When some head's strength in it is predicted to reach the criterion.
+    pub time: f64,
+    /// The growth rate behind it.
+    pub rate: f64,
+}
+
+/// How a plateau ends: its linearisation, and which features the growth of its modes will have learned
+/// when, soonest first.
+#[derive(Debug, Clone)]
+pub struct Departure {
+    /// The linearisation at the stationary point of the plateau.
+    pub stability: Stability,
+    /// Features that no head has on the plateau, and that grow.
+    pub learned: Vec<Predicted>,
+}
+
+/// Predicts how `plateau` of a trajectory under the flow with `noise = gamma / B` ends, from the
+/// stationary point beside it and the displacement from that point when the plateau begins: the
+/// part of it in a growing mode grows as `e^{rate (tau - start)}`, until a head is on (`criteria.on`)
+/// in the feature. Where all heads are off the point is `m = 0` with the overlaps and biases of the
+/// plateau's start.
+///
+/// # Errors
+/// When there is no stationary point by the plateau.
+pub fn departure<E: Evaluator>(
+    evaluators: &[E],
+    trajectory: &Trajectory,
+    plateau: &Plateau,
+    noise: f64,
+    criteria: &Criteria,
+) -> Result<Departure, Error> {
+    let evaluator = Mean::new(evaluators)?;
+    let second = evaluator.task().theta().second_moment();
+    let features = evaluator.task().features();
+    let off = plateau.patterns.iter().all(Pattern::is_off);
+    let record = |t: usize| OrderParameters::new(trajectory.m(t), trajectory.r(t), trajectory.b(t));
+    let at = if off {
+        let start = record(plateau.first)?;
+        let outside = start.r() - start.m() * start.m().transpose();
+        let point = OrderParameters::new(start.m() * 0.0, outside, start.b().to_vec())?;
+        Coordinates::of(&point, evaluator.attention())
+    } else {
+        let largest = plateau.m.amax();
+        stationary_near(evaluators, &record((plateau.first + plateau.last) / 2)?, noise, 0.5 * largest)?
+    };
+    let stability = linearise(evaluators, &at)?;
+    let displacement = trajectory.m(plateau.first) - &at.m;
+    let mut learned: Vec<Predicted> = (0..features)
+        .filter(|&f| plateau.patterns.iter().all(|p| p.sign(f) == 0))
+        .filter_map(|feature| {
+            let threshold = criteria.on * second[(feature, feature)].sqrt();
+            stability
+                .modes
+                .iter()
+                .filter(|mode| mode.feature_weights[feature] > 0.5)
+                .filter_map(|mode| {
+                    let time = plateau.start + mode.time_to(&displacement, feature, threshold)?;
+                    Some(Predicted { feature, time, rate: mode.rate })
+                })
+                .min_by(|a, b| a.time.total_cmp(&b.time))
+        })
+        .collect();
+    learned.sort_by(|a, b| a.time.total_cmp(&b.time));
+    Ok(Departure { stability, learned })
+}
+
+/// An evaluator whose alignments do not move: for following `r` at fixed `m`.
+struct Held<'a, E>(&'a E);
+
+impl<E: Evaluator> Evaluator for Held<'_, E> {
+    fn task(&self) -> &Task {
+        self.0.task()
+    }
+
+    fn heads(&self) -> usize {
+        self.0.heads()
+    }
+
+    fn attention(&self) -> &Attention {
+        self.0.attention()
+    }
+
+    fn moments(&self, at: &Coordinates) -> Moments {
+        let moments = self.0.moments(at);
+        Moments { gx: moments.gx * 0.0, ..moments }
+    }
+
+    fn loss(&self, at: &Coordinates) -> Loss {
+        self.0.loss(at)
+    }
+}
+
+/// The rate of the fastest specialising mode along `feature` at `times`, while the overlaps and biases
+/// follow the flow with `noise = gamma / B` from `start` and the alignments stay where they are.
+///
+/// # Errors
+/// When the options are invalid, the flow does not reach the last time, or a point has no such mode.
+pub fn rates_along<E: Evaluator>(
+    evaluator: &E,
+    start: &OrderParameters,
+    feature: usize,
+    noise: f64,
+    times: &[f64],
+    watch: &dyn Watch,
+) -> Result<Vec<f64>, Error> {
+    let solution = flow::solve(&Held(evaluator), start, &Options::new(noise, times.to_vec()), watch)?;
+    let path = &solution.trajectory;
+    if path.times.len() < times.len() {
+        return Err(Error::invalid(
+            "times",
+            format!("the flow of the overlaps ended early: {}", solution.stop.describe()),
+        ));
+    }
+    (0..path.times.len())
+        .map(|t| {
+            let point = OrderParameters::new(path.m(t), path.r(t), path.b(t))?;
+            let at = Coordinates::of(&point, evaluator.attention());
+            let stability = linearise(std::slice::from_ref(evaluator), &at)?;
+            let separating = |weights: &[f64]| weights.get(feature).is_some_and(|w| *w > 0.5);
+            let mode = stability.modes.iter().find(|m| m.kind != Kind::Symmetric && separating(&m.feature_weights));
+            mode.map(|m| m.rate)
+                .ok_or_else(|| Error::invalid("feature", format!("no mode separates heads along feature {feature}")))
+        })
+        .collect()
+}
+
+/// The time at which the integral of `rates` over `times` (trapezoids; the last rate from then on)
+/// reaches `growth`; infinite if it never does.
+pub fn time_of_growth(times: &[f64], rates: &[f64], growth: f64) -> f64 {
+    let mut done = 0.0;
+    for (t, k) in times.windows(2).zip(rates.windows(2)) {
+        let (span, slope) = (t[1] - t[0], k[1] - k[0]);
+        let here = 0.5 * (k[0] + k[1]) * span;
+        if done + here >= growth {
+            // k0 x + slope x^2 / (2 span) = what is missing
+            let missing = growth - done;
+            let root = (k[0] * k[0] + 2.0 * slope * missing / span).max(0.0).sqrt();
+            return t[0] + 2.0 * missing / (k[0] + root).max(1e-300);
+        }
+        done += here;
+    }
+    match (times.last(), rates.last()) {
+        (Some(&end), Some(&rate)) if rate > 0.0 => end + (growth - done) / rate,
+        _ => f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One mode: `E ln chi^2_1 = -(gamma_E + ln 2)`, so the constant is `(gamma_E + ln 2) / (2 kappa)`.
+    #[test]
+    fn the_law_is_that_of_an_exponential() {
+        let escape = Escape { rate: 0.8, modes: 1, size: 0.01, noise: 0.0, threshold: 0.3 };
+        let constant = (0.577_215_664_901_532_9 + std::f64::consts::LN_2) / 1.6;
+        assert!((escape.time(1e4) - ((1e4f64 * 0.09 / 0.01).ln() / 1.6 + constant)).abs() < 1e-12);
+        assert!((escape.time(1e6) - escape.time(1e4) - escape.slope() * 100f64.ln()).abs() < 1e-12);
+        // psi'(1/2) = pi^2 / 2.
+        assert!((escape.deviation() - std::f64::consts::PI / 2f64.sqrt() / 1.6).abs() < 1e-6);
+    }
+
+    /// Means and standard deviations of simulated escapes, within 4 standard errors.
+    #[test]
+    fn random_amplitudes_escape_when_it_says() {
+        for modes in [1, 3] {
+            let escape = Escape { rate: 0.5, modes, size: 0.04, noise: 0.0, threshold: 0.2 };
+            let stream = Stream::new(3, Purpose::Test, modes as u32);
+            let n = 20_000;
+            let times: Vec<f64> = (0..n)
+                .map(|k| {
+                    let mut z = vec![0.0f32; modes];
+                    stream.normals(k, 0, 0, &mut z);
+                    let square: f64 = z.iter().map(|z| f64::from(*z).powi(2)).sum::<f64>() * 0.04 / 1e6;
+                    (0.2 / square.sqrt()).ln() / 0.5
+                })
+                .collect();
+            let (mean, error) = headflow_model::mean_and_error(times.iter().copied());
+            assert!((mean - escape.time(1e6)).abs() < 4.0 * error, "{mean} {}", escape.time(1e6));
+            assert!((error * (n as f64).sqrt() - escape.deviation()).abs() < 0.05 * escape.deviation());
+        }
+    }
+
+    #[test]
+    fn growth_is_integrated() {
+        let times: Vec<f64> = (0..=100).map(|k| 0.1 * f64::from(k)).collect();
+        let rates: Vec<f64> = times.iter().map(|t| 1.0 - 0.05 * t).collect();
+        // tau - 0.025 tau^2 = 3.
+        let exact = (1.0 - (1.0f64 - 0.1 * 3.0).sqrt()) / 0.05;
+        assert!((time_of_growth(&times, &rates, 3.0) - exact).abs() < 1e-9);
+        assert!((time_of_growth(&[0.0], &[0.5], 3.0) - 6.0).abs() < 1e-12);
+        assert_eq!(time_of_growth(&[0.0, 1.0], &[-0.5, -0.5], 3.0), f64::INFINITY);
+    }
+}
