@@ -61,7 +61,7 @@ pub struct Request {
 const MAX_THREADS: usize = 1024;
 
 /// Names of figures.
-pub const FIGURES: [&str; 2] = ["comparison", "specialization"];
+pub const FIGURES: [&str; 5] = ["comparison", "specialization", "escape", "hierarchy", "spectrum"];
 
 fn spec_flags() -> Vec<Arg> {
     let file = Arg::new("spec").long("spec").value_name("FILE").help("Read a spec from a JSON file; flags override it");
@@ -209,11 +209,21 @@ pub fn build() -> Command {
                 "Draw a figure, from results that exist (--from) or by computing them",
                 "comparison: theory and SGD of one result folder (--from is required).\n\
                  specialization: heads against time for the three activations, theory and SGD together; without --from \
-                 the three comparisons are computed first, into folders of their own.",
+                 the three comparisons are computed first, into folders of their own.\n\
+                 escape: time at which the overlap chain leaves the unspecialised state against ln D, 10^2 to 10^7, beside the \
+                 slope 1 / (2 kappa) from the spectrum, and the time of the unspecialised phase for a theta with non-zero \
+                 mean (some minutes).\n\
+                 hierarchy: alignments with three features of decreasing variance, flow and chain, plateaus shaded, \
+                 predicted times marked.\n\
+                 spectrum: growth rates along a flow.\n\
+                 These three compute a run with defaults of their own, any field of which can be given, into a folder; \
+                 --from draws it again.",
                 "Examples:\n  headflow figure comparison --from results/compare\n  headflow figure specialization\n  \
+                 headflow figure escape\n  headflow figure hierarchy --attention softmax1\n  \
+                 headflow figure spectrum --from results/spectrum\n  \
                  headflow figure specialization --tau 100 --dimensions 500 --out my-figure",
             )
-            .arg(Arg::new("figure").value_name("NAME").required(true).help("comparison | specialization"))
+            .arg(Arg::new("figure").value_name("NAME").required(true).help(FIGURES.join(" | ")))
             .arg(Arg::new("from").long("from").value_name("FOLDER").help("Draw from the results in this folder"))
             .args(spec_flags())
             .args(run_flags()),

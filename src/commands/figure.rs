@@ -9,6 +9,7 @@ use headflow::spec::{Purpose, Spec};
 use serde_json::{Map, Value, json};
 
 use super::compare::{code, compare};
+use super::dynamics;
 use super::{Clock, document, names, print, say};
 use crate::cli::Request;
 
@@ -18,11 +19,14 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     }
     match request.figure.as_deref() {
         Some("comparison") => comparison(request, spec),
+        Some("escape") => dynamics::escape(request),
+        Some("hierarchy") => dynamics::hierarchy(request),
+        Some("spectrum") => dynamics::spectrum(request),
         _ => specialization(request, spec),
     }
 }
 
-fn failed(error: figures::Error) -> Error {
+pub fn failed(error: figures::Error) -> Error {
     Error::unreadable("figure", error)
 }
 
@@ -100,7 +104,7 @@ fn compute(request: &Request, spec: &Spec, clock: &Clock) -> Result<(PathBuf, u8
     Ok((root, worst))
 }
 
-fn finish(
+pub fn finish(
     request: &Request,
     spec: &Spec,
     clock: &Clock,

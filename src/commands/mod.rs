@@ -2,6 +2,7 @@
 
 mod compare;
 mod doctor;
+mod dynamics;
 mod figure;
 mod flow;
 mod loss;
@@ -42,7 +43,12 @@ pub fn run(request: &Request) -> Result<u8, Error> {
             ));
         }
     }
-    let spec = Spec::from_map(&request.fields)?.complete(purpose)?;
+    // Figures of the dynamics have defaults of their own.
+    let own = request.figure.as_deref().and_then(dynamics::defaults);
+    let spec = match own {
+        Some((fields, purpose)) => dynamics::completed(fields, purpose, request)?,
+        None => Spec::from_map(&request.fields)?.complete(purpose)?,
+    };
     if request.print_spec {
         let document = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;
         say(&to_text(&document));

@@ -157,7 +157,7 @@ impl Answer {
         let mut answer = Self::of(name, description, gamma, stability);
         if answer.stability.at.m.amax() == 0.0 {
             for feature in 0..spec.theta.features() {
-                if let Some(escape) = escape(spec, &answer.stability, feature, evaluators)? {
+                if let Some(escape) = escape(spec, &answer.stability, feature)? {
                     answer.escapes.push((feature, escape));
                 }
             }
@@ -237,12 +237,7 @@ impl Answer {
 }
 
 /// Escape along `feature` from random keys of size `key_scale`, if its specialising modes grow.
-fn escape(
-    spec: &Spec,
-    stability: &Stability,
-    feature: usize,
-    evaluators: &[QuasiMonteCarlo],
-) -> Result<Option<Escape>, Error> {
+pub fn escape(spec: &Spec, stability: &Stability, feature: usize) -> Result<Option<Escape>, Error> {
     let of_feature = |m: &&headflow::theory::stability::Mode| {
         m.kind == Kind::Specialising && m.direction == Direction::Feature(feature) && m.rate > 0.0
     };

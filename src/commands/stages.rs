@@ -7,7 +7,7 @@ use headflow::figures::ResultFolder;
 use headflow::folder::RunFolder;
 use headflow::model::series::{Series, read_csv};
 use headflow::model::{Error, Trajectory};
-use headflow::spec::{Purpose, Spec};
+use headflow::spec::Spec;
 use headflow::theory::stages::{Stages, stages};
 use serde_json::{Map, Value, json};
 
@@ -186,9 +186,4 @@ fn describe(name: &str, summary: &Value, first: Option<&Value>) -> String {
         text += &format!("replica 0\n{}", stages.describe());
     }
     text
-}
-
-/// Completes a spec for the stages of a simulation.
-pub fn completed(fields: &Map<String, Value>) -> Result<Spec, Error> {
-    Spec::from_map(fields)?.complete(Purpose::Stages)
 }

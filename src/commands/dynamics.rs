@@ -1,0 +1,425 @@
+//! The figures of the dynamics, `escape`, `hierarchy` and `spectrum`: each computes one run into a folder
+//! and draws it from there.
+
+use std::path::{Path, PathBuf};
+
+use headflow::figures::{self, ResultFolder};
+use headflow::folder::RunFolder;
+use headflow::model::series::Series;
+use headflow::model::{Error, OrderParameters, Theta, Watch, mean_and_error};
+use headflow::sims::first_passage::{Target, first_passage};
+use headflow::sims::sgd::Engine;
+use headflow::spec::{Purpose, Spec, overlay};
+use headflow::theory::escape::{departure, rates_along, time_of_growth};
+use headflow::theory::moments::Coordinates;
+use headflow::theory::stability::{Kind, Stability, linearise, unspecialised, zero};
+use headflow::theory::stages::stages;
+use nalgebra::DMatrix;
+use serde_json::{Value, json};
+
+use super::figure::{failed, finish};
+use super::flow::integrate;
+use super::simulate::{replicas, route_name, series, simulate};
+use super::stability;
+use super::stages::entry;
+use super::{Clock, document, ensemble_route, exit_code, say, theory_route};
+use crate::cli::Request;
+use crate::progress::Progress;
+
+/// Fields that a figure starts from, where it has its own, and what its spec is completed for.
+pub fn defaults(figure: &str) -> Option<(Value, Purpose)> {
+    // Three features of decreasing variance, small heads that prefer none.
+    let hierarchy = json!({
+        "theta": {"kind": "gaussian", "mean": [0.0, 0.0, 0.0], "sd": [2.5, 1.7, 1.1]},
+        "attention": "bayes-softmax", "key_scale": 0.05, "tau": 500.0, "records": 501,
+        "m0": [[0.021, -0.012, 0.005], [-0.016, 0.009, 0.013], [0.032, 0.011, -0.010],
+               [-0.008, -0.019, 0.012], [0.010, -0.014, -0.011], [-0.030, 0.013, 0.008]],
+    });
+    match figure {
+        "escape" => Some((
+            json!({
+                "theta": {"kind": "flip", "nu": [3.0]}, "heads": 2, "gamma": 4.0, "initial": "random", "key_scale": 0.1,
+                "engine": "overlap", "dimensions": [100, 1000, 10_000, 100_000, 1_000_000, 10_000_000], "replicas": 16,
+                "points": 16384, "scrambles": 4,
+            }),
+            Purpose::Compare,
+        )),
+        "hierarchy" => {
+            let mut fields = hierarchy;
+            fields["engine"] = json!("overlap");
+            fields["dimension"] = json!(50_000);
+            fields["replicas"] = json!(2);
+            Some((fields, Purpose::Stages))
+        }
+        "spectrum" => {
+            let mut fields = hierarchy;
+            fields["gamma"] = json!(0.0);
+            fields["records"] = json!(101);
+            fields["points"] = json!(4096);
+            Some((fields, Purpose::Stages))
+        }
+        _ => None,
+    }
+}
+
+/// A figure's fields under those that were given.
+pub fn completed(fields: Value, purpose: Purpose, request: &Request) -> Result<Spec, Error> {
+    let Value::Object(mut fields) = fields else { return Spec::default().complete(purpose) };
+    let given = |name: &str| request.fields.contains_key(name);
+    // Another theta or number of heads has no use for these alignments.
+    if given("theta") || given("heads") || given("initial") {
+        fields.remove("m0");
+    }
+    overlay(&mut fields, request.fields.clone());
+    Spec::from_map(&fields)?.complete(purpose)
+}
+
+/// Where results lie and whether to make them.
+enum Place {
+    There(PathBuf),
+    New(RunFolder),
+}
+
+fn place(request: &Request, name: &str) -> Result<Place, Error> {
+    Ok(match &request.from {
+        Some(from) => Place::There(from.clone()),
+        None => Place::New(RunFolder::prepare(request.out.as_deref(), name, request.force)?),
+    })
+}
+
+fn own(figure: &str, request: &Request) -> Result<Spec, Error> {
+    let (fields, purpose) = defaults(figure).unwrap_or((json!({}), Purpose::Compare));
+    completed(fields, purpose, request)
+}
+
+/// Draws into the output folder of a figure whose results lie in `from`.
+fn draw(
+    request: &Request,
+    spec: &Spec,
+    clock: &Clock,
+    from: &Path,
+    figure: &dyn Fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>,
+) -> Result<(), Error> {
+    let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| from.into()) } else { from.into() };
+    std::fs::create_dir_all(&out)
+        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+    let name = request.figure.as_deref().unwrap_or_default();
+    let files = figure(from, &out.join(name)).map_err(failed)?;
+    finish(request, spec, clock, &out, &files, json!({}))
+}
+
+/// One curve of the escape figure.
+struct Curve {
+    label: String,
+    dimensions: Vec<usize>,
+    /// Replica by replica, for each dimension.
+    times: Vec<Vec<f64>>,
+    replicas: u32,
+    slopes: Vec<Value>,
+    predicted: Vec<Option<f64>>,
+}
+
+impl Curve {
+    fn statistics(&self) -> Vec<(f64, f64)> {
+        self.times.iter().map(|times| mean_and_error(times.iter().copied())).collect()
+    }
+
+    /// The slope of the times in `ln D`, replica by replica: they share their random numbers across
+    /// dimensions, so most of their spread is common to all.
+    fn slope(&self) -> (f64, f64) {
+        let x: Vec<f64> = self.dimensions.iter().map(|&d| (d as f64).ln()).collect();
+        let mean = x.iter().sum::<f64>() / x.len() as f64;
+        let square: f64 = x.iter().map(|x| (x - mean).powi(2)).sum();
+        let complete = self.times.iter().map(Vec::len).min().unwrap_or(0);
+        let slopes = (0..complete)
+            .map(|k| x.iter().zip(&self.times).map(|(x, times)| (x - mean) * times[k]).sum::<f64>() / square);
+        mean_and_error(slopes.collect::<Vec<_>>().iter().copied())
+    }
+
+    fn json(&self) -> Value {
+        let statistics = self.statistics();
+        let (slope, slope_error) = self.slope();
+        json!({
+            "label": self.label, "dimensions": self.dimensions, "replicas": self.replicas,
+            "times": statistics.iter().map(|s| s.0).collect::<Vec<_>>(),
+            "standard_errors": statistics.iter().map(|s| s.1).collect::<Vec<_>>(),
+            "slopes": self.slopes, "slope": slope, "slope_standard_error": slope_error,
+            "predicted_times": self.predicted, "all_times": self.times,
+        })
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("{}\n", self.label);
+        for (k, (time, error)) in self.statistics().into_iter().enumerate() {
+            text += &format!("  D = {:<10} tau* = {time:.3} +- {error:.3}", self.dimensions[k]);
+            text +=
+                &self.predicted.get(k).copied().flatten().map(|t| format!("   predicted {t:.3}")).unwrap_or_default();
+            text.push('\n');
+        }
+        let (slope, error) = self.slope();
+        text += &format!("  slope in ln D: {slope:.4} +- {error:.4}\n");
+        for line in &self.slopes {
+            let claimed = line["slope"].as_f64().unwrap_or(f64::NAN);
+            text += &format!(
+                "    {:.4} from {} ({:+.1} standard errors)\n",
+                claimed,
+                line["label"].as_str().unwrap_or_default(),
+                (slope - claimed) / error
+            );
+        }
+        text
+    }
+}
+
+pub fn escape(request: &Request) -> Result<u8, Error> {
+    let clock = Clock::start();
+    let spec = own("escape", request)?;
+    let (from, code) = match place(request, "escape")? {
+        Place::There(from) => (from, 0),
+        Place::New(mut folder) => {
+            let curves = escape_curves(&spec, request.quiet)?;
+            if crate::progress::interrupted() {
+                return Ok(exit_code(&headflow::model::StopReason::Interrupted { time: 0.0 }));
+            }
+            let text: String = curves.iter().map(Curve::text).collect();
+            let escape = json!({
+                "curves": curves.iter().map(Curve::json).collect::<Vec<_>>(),
+                "threshold_label": format!("|m_h − mean m| = {} in units of 1/sd θ", spec.on),
+            });
+            folder.write_document(&document(
+                "figure",
+                &spec,
+                &clock,
+                json!({"figure": "escape", "escape": escape}),
+            )?)?;
+            if !request.quiet && !request.json {
+                say(&text);
+            }
+            (folder.path().to_path_buf(), 0)
+        }
+    };
+    draw(request, &spec, &clock, &from, &|from, out| figures::escape(from, out))?;
+    Ok(code)
+}
+
+fn fastest(stability: &Stability, feature: usize) -> Option<f64> {
+    let mut modes = stability.modes.iter();
+    modes.find(|m| m.kind == Kind::Specialising && m.feature_weights[feature] > 0.5).map(|m| m.rate)
+}
+
+fn escape_curves(spec: &Spec, quiet: bool) -> Result<Vec<Curve>, Error> {
+    let evaluators = spec.evaluators()?;
+    let noise = spec.gamma / spec.batch as f64;
+    let heads = spec.head_count();
+    let second = spec.theta.second_moment();
+    let feature = (0..spec.theta.features()).max_by(|&i, &j| second[(i, i)].total_cmp(&second[(j, j)])).unwrap_or(0);
+    if spec.theta.mean().iter().any(|m| m.abs() > 1e-12) {
+        return Err(Error::invalid(
+            "theta",
+            "escape needs a theta with mean 0; the curve with a mean is added beside it",
+        ));
+    }
+    let scale = second[(feature, feature)].sqrt();
+
+    // The specialising mode: alignments less their mean over heads.
+    let apart = |m: &DMatrix<f64>| {
+        let mean = m.column(feature).mean();
+        m.column(feature).iter().map(|v| (v - mean).powi(2)).sum::<f64>().sqrt()
+    };
+    let mut specialisation =
+        measured(spec, &format!("{}: specialisation", in_words(&spec.theta)), &apart, spec.on * scale, quiet)?;
+    let held = linearise(&evaluators, &unspecialised(&evaluators, noise)?)?;
+    let origin = linearise(&evaluators, &zero(&evaluators[0])?)?;
+    for (stability, words) in [(&held, "stationary point with γ"), (&origin, "k = 0")] {
+        let Some(rate) = fastest(stability, feature).filter(|rate| *rate > 0.0) else {
+            return Err(Error::invalid("theta", format!("no specialising mode grows at the {words}: nothing escapes")));
+        };
+        specialisation.slopes.push(json!({
+            "label": format!("κ = {rate:.4}: {words}"), "rate": rate, "slope": 0.5 / rate,
+        }));
+    }
+    // The constant as well: growth along the overlaps' own way to their stationary value.
+    if let Some(escape) = stability::escape(spec, &held, feature)? {
+        let size = spec.key_scale * spec.key_scale;
+        let r = DMatrix::identity(heads, heads) * size;
+        let b = zero(&evaluators[0])?.b;
+        let start = OrderParameters::new(DMatrix::zeros(heads, spec.theta.features()), r, b)?;
+        let horizon = escape.time(1e8);
+        let times: Vec<f64> = (0..=24).map(|k| horizon * f64::from(k) / 24.0).collect();
+        let rates = rates_along(&evaluators[0], &start, feature, noise, &times, &headflow::model::Unwatched)?;
+        specialisation.predicted = specialisation
+            .dimensions
+            .iter()
+            .map(|&d| Some(time_of_growth(&times, &rates, escape.growth(d as f64))).filter(|t| t.is_finite()))
+            .collect();
+    }
+
+    // A mean of theta: all heads move together, at once.
+    let mut mean = vec![0.0; spec.theta.features()];
+    mean[feature] = 0.5 * scale;
+    let sd: Vec<f64> = (0..mean.len()).map(|f| second[(f, f)].sqrt()).collect();
+    let pushed = Spec { theta: Theta::Gaussian { mean, sd: Some(sd), cov: None }, ..spec.clone() };
+    let points = pushed.evaluators()?;
+    let goal = unspecialised(&points[..1], noise)?.m[(0, feature)];
+    let together = |m: &DMatrix<f64>| m.column(feature).mean().max(0.0);
+    let label = format!("{}: unspecialised phase", in_words(&pushed.theta));
+    let phase = measured(&pushed, &label, &together, 0.5 * goal.abs(), quiet)?;
+    Ok(vec![specialisation, phase])
+}
+
+fn measured(
+    spec: &Spec,
+    label: &str,
+    measure: &(dyn Fn(&DMatrix<f64>) -> f64 + Sync),
+    threshold: f64,
+    quiet: bool,
+) -> Result<Curve, Error> {
+    let start = spec.simulation_start()?;
+    let (mut dimensions, mut times) = (Vec::new(), Vec::new());
+    for dimension in spec.all_dimensions() {
+        let sgd = spec.sgd(dimension, Engine::Overlap)?;
+        let last = spec.recorded_times().last().copied().unwrap_or(0.0);
+        let progress = Progress::new(&format!("chain D={dimension}"), 0, true, quiet);
+        let target = Target { measure, threshold, last };
+        let found = first_passage(&sgd, &start, spec.replicas, &target, &progress)?;
+        if progress.interrupted() {
+            break;
+        }
+        let Some(all) = found.iter().copied().collect::<Option<Vec<f64>>>() else {
+            let lost = found.iter().filter(|t| t.is_none()).count();
+            return Err(Error::invalid(
+                "tau",
+                format!(
+                    "{lost} of {} replicas at D = {dimension} do not get there by tau = {last}: raise --tau",
+                    spec.replicas
+                ),
+            ));
+        };
+        dimensions.push(dimension);
+        times.push(all);
+    }
+    Ok(Curve {
+        label: label.into(),
+        dimensions,
+        times,
+        replicas: spec.replicas,
+        slopes: Vec::new(),
+        predicted: Vec::new(),
+    })
+}
+
+fn in_words(theta: &Theta) -> String {
+    let list = |values: &[f64]| values.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
+    match theta {
+        Theta::Flip { nu } => format!("θ = ±({})", list(nu)),
+        Theta::Gaussian { mean, sd: Some(sd), .. } => format!("θ ~ N(({}), sd ({}))", list(mean), list(sd)),
+        _ => "θ".into(),
+    }
+}
+
+pub fn hierarchy(request: &Request) -> Result<u8, Error> {
+    let clock = Clock::start();
+    let spec = own("hierarchy", request)?;
+    let (from, code) = match place(request, "hierarchy")? {
+        Place::There(from) => (from, 0),
+        Place::New(mut folder) => {
+            let evaluators = spec.evaluators()?;
+            let flow = integrate(&evaluators[..1], &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
+            let path = &flow.estimate.mean;
+            let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
+            let noise = spec.gamma / spec.batch as f64;
+            let mut predicted = Vec::new();
+            let mut text = format!("theory\n{}", found.describe());
+            for (index, plateau) in found.plateaus.iter().enumerate() {
+                match departure(&evaluators, path, plateau, noise, &spec.criteria()) {
+                    Ok(departure) => {
+                        if let Some(next) =
+                            departure.learned.first().filter(|p| path.times.last().is_some_and(|t| p.time <= *t))
+                        {
+                            let label = format!("s{} predicted from plateau {}", next.feature + 1, index + 1);
+                            text += &format!("{label}: tau = {:.2} (rate {:+.4})\n", next.time, next.rate);
+                            predicted.push(json!({
+                                "feature": next.feature, "time": next.time, "rate": next.rate, "label": label,
+                            }));
+                        }
+                    }
+                    Err(error) => text += &format!("plateau {}: {error}\n", index + 1),
+                }
+            }
+            let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;
+            let sgd = spec.sgd(dimension, spec.engines()[0])?;
+            let ensemble = simulate(&spec, &sgd, &spec.simulation_start()?, request.quiet)?;
+            let name = route_name(&sgd);
+            let mut all = vec![Series::of_estimate("theory", &flow.estimate, &flow.trace)];
+            all.extend(series(&name, &ensemble));
+            folder.write_series(&all, &[replicas(&name, &ensemble)])?;
+            let mut entries = vec![entry("theory", &found)];
+            if let Some(run) = ensemble.runs.first()
+                && let Ok(of_run) = stages(&run.trajectory, &spec.theta.second_moment(), &spec.criteria())
+            {
+                text += &format!("{name} replica=0\n{}", of_run.describe());
+                entries.push(entry(&format!("{name} replica=0"), &of_run));
+            }
+            let routes = json!([
+                theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics),
+                ensemble_route(&name, dimension, &ensemble),
+            ]);
+            let rest = json!({
+                "figure": "hierarchy", "stop": ensemble.stop, "routes": routes, "stages": entries, "predicted": predicted,
+            });
+            folder.write_document(&document("figure", &spec, &clock, rest)?)?;
+            if !request.quiet && !request.json {
+                say(&text);
+            }
+            (folder.path().to_path_buf(), exit_code(&ensemble.stop))
+        }
+    };
+    draw(request, &spec, &clock, &from, &|from, out| figures::hierarchy(&ResultFolder::open(from)?, out))?;
+    Ok(code)
+}
+
+pub fn spectrum(request: &Request) -> Result<u8, Error> {
+    let clock = Clock::start();
+    let spec = own("spectrum", request)?;
+    let (from, code) = match place(request, "spectrum")? {
+        Place::There(from) => (from, 0),
+        Place::New(mut folder) => {
+            let evaluators = spec.evaluators()?;
+            let flow = integrate(&evaluators[..1], &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
+            let path = &flow.estimate.mean;
+            let progress = Progress::new("spectrum", path.times.len() as u64, false, request.quiet);
+            let (mut rates, mut kinds): (Vec<Vec<Option<f64>>>, Vec<Vec<Kind>>) = Default::default();
+            for t in 0..path.times.len() {
+                if progress.interrupted() {
+                    break;
+                }
+                let point = OrderParameters::new(path.m(t), path.r(t), path.b(t))?;
+                let stability = linearise(&evaluators[..1], &Coordinates::of(&point, &spec.attention()))?;
+                let each = || stability.modes.iter().flat_map(|m| std::iter::repeat_n(m, m.degeneracy));
+                rates.push(each().map(|m| Some(m.rate)).collect());
+                kinds.push(each().map(|m| m.kind).collect());
+                progress.advance(1);
+            }
+            drop(progress);
+            // Keys that span fewer directions have fewer modes.
+            let most = rates.iter().map(Vec::len).max().unwrap_or(0);
+            rates.iter_mut().for_each(|row| row.resize(most, None));
+            kinds.iter_mut().for_each(|row| row.resize(most, Kind::Mixed));
+            let entries: Vec<Value> = stages(path, &spec.theta.second_moment(), &spec.criteria())
+                .map(|found| entry("theory", &found))
+                .into_iter()
+                .collect();
+            folder.write_series(&[Series::of_estimate("theory", &flow.estimate, &flow.trace)], &[])?;
+            let rest = json!({
+                "figure": "spectrum", "stop": flow.stop,
+                "routes": [theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics)],
+                "stages": entries,
+                "spectrum": {"times": path.times[..rates.len()], "rates": rates, "kinds": kinds},
+            });
+            folder.write_document(&document("figure", &spec, &clock, rest)?)?;
+            (folder.path().to_path_buf(), exit_code(&flow.stop))
+        }
+    };
+    draw(request, &spec, &clock, &from, &|from, out| figures::spectrum(&ResultFolder::open(from)?, out))?;
+    Ok(code)
+}
