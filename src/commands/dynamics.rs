@@ -38,8 +38,8 @@ pub fn defaults(figure: &str) -> Option<(Value, Purpose)> {
     match figure {
         "escape" => Some((
             json!({
-                "theta": {"kind": "flip", "nu": [3.0]}, "heads": 2, "gamma": 4.0, "initial": "random", "key_scale": 0.1,
-                "engine": "overlap", "dimensions": [100, 1000, 10_000, 100_000, 1_000_000, 10_000_000], "replicas": 16,
+                "length": 4, "theta": {"kind": "flip", "nu": [3.0]}, "heads": 2, "gamma": 4.0, "initial": "random", "key_scale": 0.2,
+                "engine": "overlap", "on": 0.1, "dimensions": [100, 1000, 10_000, 100_000, 1_000_000, 10_000_000], "replicas": 24,
                 "points": 16384, "scrambles": 4,
             }),
             Purpose::Compare,
@@ -108,6 +108,9 @@ fn draw(
     finish(request, spec, clock, &out, &files, json!({}))
 }
 
+/// Below this dimension fluctuations are not small, and escape times not logarithmic.
+const SMALLEST_FITTED: usize = 1000;
+
 /// One curve of the escape figure.
 struct Curve {
     label: String,
@@ -124,15 +127,18 @@ impl Curve {
         self.times.iter().map(|times| mean_and_error(times.iter().copied())).collect()
     }
 
-    /// The slope of the times in `ln D`, replica by replica: they share their random numbers across
-    /// dimensions, so most of their spread is common to all.
+    /// The slope of the times in `ln D` from [`SMALLEST_FITTED`] on, replica by replica: they share their random
+    /// numbers across dimensions, so part of their spread is common to all.
     fn slope(&self) -> (f64, f64) {
-        let x: Vec<f64> = self.dimensions.iter().map(|&d| (d as f64).ln()).collect();
+        let fitted: Vec<usize> =
+            (0..self.dimensions.len()).filter(|&k| self.dimensions[k] >= SMALLEST_FITTED).collect();
+        let x: Vec<f64> = fitted.iter().map(|&k| (self.dimensions[k] as f64).ln()).collect();
         let mean = x.iter().sum::<f64>() / x.len() as f64;
         let square: f64 = x.iter().map(|x| (x - mean).powi(2)).sum();
         let complete = self.times.iter().map(Vec::len).min().unwrap_or(0);
-        let slopes = (0..complete)
-            .map(|k| x.iter().zip(&self.times).map(|(x, times)| (x - mean) * times[k]).sum::<f64>() / square);
+        let slopes = (0..complete).map(|replica| {
+            x.iter().zip(&fitted).map(|(x, &k)| (x - mean) * self.times[k][replica]).sum::<f64>() / square
+        });
         mean_and_error(slopes.collect::<Vec<_>>().iter().copied())
     }
 
@@ -140,7 +146,8 @@ impl Curve {
         let statistics = self.statistics();
         let (slope, slope_error) = self.slope();
         json!({
-            "label": self.label, "dimensions": self.dimensions, "replicas": self.replicas,
+            "label": self.label, "dimensions": self.dimensions,
+            "replicas": vec![self.replicas; self.dimensions.len()],
             "times": statistics.iter().map(|s| s.0).collect::<Vec<_>>(),
             "standard_errors": statistics.iter().map(|s| s.1).collect::<Vec<_>>(),
             "slopes": self.slopes, "slope": slope, "slope_standard_error": slope_error,
@@ -157,7 +164,7 @@ impl Curve {
             text.push('\n');
         }
         let (slope, error) = self.slope();
-        text += &format!("  slope in ln D: {slope:.4} +- {error:.4}\n");
+        text += &format!("  slope in ln D, from D = {SMALLEST_FITTED}: {slope:.4} +- {error:.4}\n");
         for line in &self.slopes {
             let claimed = line["slope"].as_f64().unwrap_or(f64::NAN);
             text += &format!(
@@ -331,19 +338,14 @@ pub fn hierarchy(request: &Request) -> Result<u8, Error> {
             let mut predicted = Vec::new();
             let mut text = format!("theory\n{}", found.describe());
             for (index, plateau) in found.plateaus.iter().enumerate() {
-                match departure(&evaluators, path, plateau, noise, &spec.criteria()) {
-                    Ok(departure) => {
-                        if let Some(next) =
-                            departure.learned.first().filter(|p| path.times.last().is_some_and(|t| p.time <= *t))
-                        {
-                            let label = format!("s{} predicted from plateau {}", next.feature + 1, index + 1);
-                            text += &format!("{label}: tau = {:.2} (rate {:+.4})\n", next.time, next.rate);
-                            predicted.push(json!({
-                                "feature": next.feature, "time": next.time, "rate": next.rate, "label": label,
-                            }));
-                        }
-                    }
-                    Err(error) => text += &format!("plateau {}: {error}\n", index + 1),
+                let departure = departure(&evaluators, path, plateau, noise, &spec.criteria())?;
+                let end = path.times.last().copied().unwrap_or(0.0);
+                if let Some(next) = departure.learned.first().filter(|p| p.time <= end) {
+                    let label = format!("s{} predicted from plateau {}", next.feature + 1, index + 1);
+                    text += &format!("{label}: tau = {:.2} (rate {:+.4})\n", next.time, next.rate);
+                    predicted.push(json!({
+                        "feature": next.feature, "time": next.time, "rate": next.rate, "label": label,
+                    }));
                 }
             }
             let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;

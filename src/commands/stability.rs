@@ -123,19 +123,18 @@ fn at_plateaus(
             plateau.end,
             patterns.join(", ")
         );
-        match departure(evaluators, path, plateau, noise, &spec.criteria()) {
-            Ok(departure) => {
-                let mut answer = Answer::of("plateau", words, spec.gamma, departure.stability);
-                let observed = |feature| found.order.iter().find(|l| l.feature == feature).map(|l| l.time);
-                answer.predicted = departure
-                    .learned
-                    .iter()
-                    .map(|p| json!({"feature": p.feature, "time": p.time, "rate": p.rate, "observed": observed(p.feature)}))
-                    .collect();
-                answers.push(answer);
-            }
-            Err(error) => notes.push(format!("{words}: {error}")),
+        let departure = departure(evaluators, path, plateau, noise, &spec.criteria())?;
+        if let Some(passage) = &departure.passage {
+            notes.push(format!("plateau {}: linearised where it moves least: {passage}", index + 1));
         }
+        let mut answer = Answer::of("plateau", words, spec.gamma, departure.stability);
+        let observed = |feature| found.order.iter().find(|l| l.feature == feature).map(|l| l.time);
+        answer.predicted = departure
+            .learned
+            .iter()
+            .map(|p| json!({"feature": p.feature, "time": p.time, "rate": p.rate, "observed": observed(p.feature)}))
+            .collect();
+        answers.push(answer);
     }
     Ok(answers)
 }

@@ -127,6 +127,12 @@ pub fn noise_of_mode(
     Ok(headflow_model::mean_and_error(squares.iter().copied()))
 }
 
+/// How far from a plateau its stationary point may lie, as a fraction of the largest alignment.
+const REACH: f64 = 0.25;
+
+/// The drift that the stationary point of a plateau may have.
+const STATIONARY: f64 = 1e-6;
+
 /// A feature that is about to be learned.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Predicted {
@@ -146,16 +152,23 @@ pub struct Departure {
     pub stability: Stability,
     /// Features that no head has on the plateau, and that grow.
     pub learned: Vec<Predicted>,
+    /// Why there is no stationary point by the plateau; it is then linearised where it moves least.
+    pub passage: Option<String>,
 }
 
 /// Predicts how `plateau` of a trajectory under the flow with `noise = gamma / B` ends, from the
 /// stationary point beside it and the displacement from that point when the plateau begins: the
 /// part of it in a growing mode grows as `e^{rate (tau - start)}`, until a head is on (`criteria.on`)
-/// in the feature. Where all heads are off the point is `m = 0` with the overlaps and biases of the
-/// plateau's start.
+/// in the feature. Growth slows down before that, so the prediction is early by a time of order
+/// `1 / rate`.
+///
+/// Where all heads are off the point is `m = 0` with the overlaps and biases of the plateau's start.
+/// A plateau may be a slow passage without a stationary point nearby: heads that are off may lower their
+/// biases for ever. It is then linearised where it moves least, at alignments 0 with
+/// the features that no head has.
 ///
 /// # Errors
-/// When there is no stationary point by the plateau.
+/// When the shapes of the trajectory and the evaluators differ.
 pub fn departure<E: Evaluator>(
     evaluators: &[E],
     trajectory: &Trajectory,
@@ -168,20 +181,37 @@ pub fn departure<E: Evaluator>(
     let features = evaluator.task().features();
     let off = plateau.patterns.iter().all(Pattern::is_off);
     let record = |t: usize| OrderParameters::new(trajectory.m(t), trajectory.r(t), trajectory.b(t));
-    let at = if off {
-        let start = record(plateau.first)?;
-        let outside = start.r() - start.m() * start.m().transpose();
-        let point = OrderParameters::new(start.m() * 0.0, outside, start.b().to_vec())?;
-        Coordinates::of(&point, evaluator.attention())
+    let unlearned: Vec<usize> = (0..features).filter(|&f| plateau.patterns.iter().all(|p| p.sign(f) == 0)).collect();
+    // The same keys without their part along the features that no head has.
+    let without = |point: &OrderParameters| -> Result<Coordinates, Error> {
+        let mut m = point.m().clone();
+        unlearned.iter().for_each(|&f| m.column_mut(f).fill(0.0));
+        let outside = point.r() - point.m() * point.m().transpose();
+        let r = &m * m.transpose() + outside;
+        Ok(Coordinates::of(&OrderParameters::new(m, r, point.b().to_vec())?, evaluator.attention()))
+    };
+    let (at, passage) = if off {
+        (without(&record(plateau.first)?)?, None)
     } else {
-        let largest = plateau.m.amax();
-        stationary_near(evaluators, &record((plateau.first + plateau.last) / 2)?, noise, 0.5 * largest)?
+        let middle = record((plateau.first + plateau.last) / 2)?;
+        match stationary_near(evaluators, &middle, noise, REACH * plateau.m.amax(), STATIONARY) {
+            Ok(at) => (at, None),
+            Err(error) => {
+                let motion = |t: usize| {
+                    (trajectory.m(t + 1) - trajectory.m(t)).amax() / (trajectory.times[t + 1] - trajectory.times[t])
+                };
+                let slowest = (plateau.first..plateau.last)
+                    .min_by(|&s, &t| motion(s).total_cmp(&motion(t)))
+                    .unwrap_or(plateau.first);
+                (without(&record(slowest)?)?, Some(error.to_string()))
+            }
+        }
     };
     let stability = linearise(evaluators, &at)?;
     let displacement = trajectory.m(plateau.first) - &at.m;
-    let mut learned: Vec<Predicted> = (0..features)
-        .filter(|&f| plateau.patterns.iter().all(|p| p.sign(f) == 0))
-        .filter_map(|feature| {
+    let mut learned: Vec<Predicted> = unlearned
+        .iter()
+        .filter_map(|&feature| {
             let threshold = criteria.on * second[(feature, feature)].sqrt();
             stability
                 .modes
@@ -195,7 +225,7 @@ pub fn departure<E: Evaluator>(
         })
         .collect();
     learned.sort_by(|a, b| a.time.total_cmp(&b.time));
-    Ok(Departure { stability, learned })
+    Ok(Departure { stability, learned, passage })
 }
 
 /// An evaluator whose alignments do not move: for following `r` at fixed `m`.

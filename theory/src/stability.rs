@@ -20,7 +20,7 @@
 //! exactly (there the noise term is of second order in them); elsewhere the response of the noise term
 //! itself, of order `gamma / B`, is left out.
 
-use headflow_model::{Activation, Bias, Error, OrderParameters, biases, lower_factor};
+use headflow_model::{Activation, Bias, Error, OrderParameters, biases};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -37,8 +37,11 @@ const RANK: f64 = 1e-7;
 /// Residual at which a root solve is done.
 const SOLVED: f64 = 1e-9;
 
-/// Largest number of steps of a root solve.
+/// Largest number of steps of a root solve that follows the flow.
 const MAX_STEPS: usize = 100;
+
+/// Largest number of Newton steps.
+const NEWTON_STEPS: usize = 25;
 
 /// What a mode moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -330,15 +333,15 @@ fn modes(layout: Layout, rank: usize, mean: &DMatrix<f64>, jacobians: &[DMatrix<
     };
     let errors: Vec<f64> = (0..size).map(|k| error(&vectors.column(k).into_owned(), rates[k])).collect();
     let largest = rates.iter().fold(0.0f64, |a, r| a.max(r.abs()));
+    // One scramble does not tell its sampling error.
+    let alike = if jacobians.len() > 1 { 1e-5 } else { 3e-4 } * largest + 1e-9;
 
     let mut families = Vec::new();
     let mut start = 0;
     while start < size {
         let mut end = start + 1;
         // One rate, to the sampling error.
-        while end < size
-            && rates[end - 1] - rates[end] <= 4.0 * errors[end - 1].max(errors[end]) + 1e-5 * largest + 1e-9
-        {
+        while end < size && rates[end - 1] - rates[end] <= 4.0 * errors[end - 1].max(errors[end]) + alike {
             end += 1;
         }
         let group = vectors.columns(start, end - start).into_owned();
@@ -629,13 +632,15 @@ fn differences(
 /// the least step where the Jacobian is singular (flat directions stay as they are).
 ///
 /// # Errors
-/// When the solve does not converge, or ends farther than `reach` from where it began in some
+/// When the drift stays above `tolerance` (a plateau may be a slow passage, as where biases of heads that
+/// are off fall for ever), or the solve ends farther than `reach` from where it began in some
 /// alignment: there is no stationary point nearby.
 pub fn stationary_near<E: Evaluator>(
     evaluators: &[E],
     near: &OrderParameters,
     noise: f64,
     reach: f64,
+    tolerance: f64,
 ) -> Result<Coordinates, Error> {
     let evaluator = Mean::new(evaluators)?;
     let rule = evaluator.attention().bias;
@@ -643,16 +648,17 @@ pub fn stationary_near<E: Evaluator>(
     let trained = rule == Bias::Trained;
     let (c, rank) = compressed(&near.residual_factor());
     let layout = Layout { heads, features, columns: rank, trained };
-    // With noise the state is (m, S, b), S the lower triangle of C C^T, else (m, C, b).
+    // With noise the unknowns are m, C (lower triangular, so that S = C C^T is always possible) and b, and
+    // what must vanish are the drifts of m, S and b; else m, C, b and their own.
     let triangle = heads * (heads + 1) / 2;
     let unpack = |y: &DVector<f64>| -> Option<Coordinates> {
         if noise == 0.0 {
             return Some(layout.unpack(y, rule));
         }
         let m = DMatrix::from_fn(heads, features, |h, f| y[f * heads + h]);
-        let at = |h: usize, k: usize| heads * features + h.max(k) * (h.max(k) + 1) / 2 + h.min(k);
-        let s = DMatrix::from_fn(heads, heads, |h, k| y[at(h, k)]);
-        let c = lower_factor(&s, 1e-9 * s.trace().abs()).ok()?;
+        let c =
+            DMatrix::from_fn(heads, heads, |h, k| if k <= h { y[heads * features + h * (h + 1) / 2 + k] } else { 0.0 });
+        let s = &c * c.transpose();
         let r = &m * m.transpose() + &s;
         let stored: Vec<f64> =
             (0..heads).map(|h| if trained { y[heads * features + triangle + h] } else { 0.0 }).collect();
@@ -677,13 +683,13 @@ pub fn stationary_near<E: Evaluator>(
     let start = if noise == 0.0 {
         layout.pack(near.m(), &c, near.b())
     } else {
-        let s = near.r() - near.m() * near.m().transpose();
+        let c = near.residual_factor();
         let lower = (0..heads).flat_map(|h| (0..=h).map(move |k| (h, k)));
         let values: Vec<f64> = near
             .m()
             .iter()
             .copied()
-            .chain(lower.map(|(h, k)| s[(h, k)]))
+            .chain(lower.map(|(h, k)| c[(h, k)]))
             .chain(near.b().iter().copied().take(if trained { heads } else { 0 }))
             .collect();
         DVector::from_vec(values)
@@ -696,7 +702,7 @@ pub fn stationary_near<E: Evaluator>(
     };
     let mut y = start.clone();
     let mut value = drift(&y).ok_or_else(|| failed("its overlaps are impossible".into()))?;
-    for _ in 0..MAX_STEPS {
+    for _ in 0..NEWTON_STEPS {
         if value.amax() <= SOLVED {
             break;
         }
@@ -722,8 +728,8 @@ pub fn stationary_near<E: Evaluator>(
         }
     }
     let moved = (0..heads * features).map(|i| (y[i] - start[i]).abs()).fold(0.0, f64::max);
-    if value.amax() > 1e-5 {
-        return Err(failed(format!("the solve stops at a drift of {:.1e}", value.amax())));
+    if value.amax() > tolerance {
+        return Err(failed(format!("the solve stops at a drift of {:.1e}, above {tolerance:e}", value.amax())));
     }
     if moved > reach {
         return Err(failed(format!("the nearest one found is {moved:.2} away in an alignment")));

@@ -240,7 +240,7 @@ fn a_plateau_is_found_although_it_is_unstable() {
     let m = DMatrix::from_row_slice(4, 2, &[0.9, 0.0, -0.9, 0.0, 0.9, 0.0, -0.9, 0.0]);
     let near = OrderParameters::new(m.clone(), &m * m.transpose(), vec![0.0; 4]).unwrap();
     assert!(check_stationary(&evaluators, &near, 0.0, 1e-3).unwrap_err().to_string().contains("not stationary"));
-    let at = stationary_near(&evaluators, &near, 0.0, 1.0).unwrap();
+    let at = stationary_near(&evaluators, &near, 0.0, 1.0, 1e-6).unwrap();
     let stability = linearise(&evaluators, &at).unwrap();
     // What is left is the sampling error outside the spikes, where nothing moves by symmetry.
     assert!(stability.residual.size < 4.0 * stability.residual.standard_error + 1e-6, "{:?}", stability.residual);
@@ -251,10 +251,10 @@ fn a_plateau_is_found_although_it_is_unstable() {
     // The same with noise, in the interior of the cone.
     let r = &m * m.transpose() + DMatrix::identity(4, 4) * 0.05;
     let near = OrderParameters::new(m, r, vec![0.0; 4]).unwrap();
-    let at = stationary_near(&evaluators, &near, 0.2, 1.0).unwrap();
+    let at = stationary_near(&evaluators, &near, 0.2, 1.0, 1e-6).unwrap();
     let point = OrderParameters::new(at.m.clone(), at.r(), at.b.clone()).unwrap();
     check_stationary(&evaluators, &point, 0.2, 1e-5).unwrap();
-    assert!(stationary_near(&evaluators, &near, 0.2, 1e-3).unwrap_err().to_string().contains("away"));
+    assert!(stationary_near(&evaluators, &near, 0.2, 1e-3, 1e-6).unwrap_err().to_string().contains("away"));
 }
 
 #[test]
