@@ -127,7 +127,7 @@ pub const FIELDS: &[Field] = &[
         "A head is on in feature f when |m_hf| / sqrt(E theta_f^2) reaches this [default: 0.5]",
     ),
     field(
-        "quiet",
+        "motion",
         Kind::Number,
         STAGES,
         "Motion within a plateau, as a fraction of the largest strength [default: 0.1]",
@@ -284,7 +284,7 @@ pub struct Spec {
     pub at: Option<At>,
     pub stationary_tolerance: f64,
     pub on: f64,
-    pub quiet: f64,
+    pub motion: f64,
     pub contrast: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub points: Option<usize>,
@@ -333,7 +333,7 @@ impl Default for Spec {
             at: None,
             stationary_tolerance: 1e-3,
             on: Criteria::default().on,
-            quiet: Criteria::default().quiet,
+            motion: Criteria::default().motion,
             contrast: Criteria::default().contrast,
             points: None,
             scrambles: None,
@@ -816,7 +816,7 @@ impl Spec {
 
     /// What counts as a plateau and as a head that is on.
     pub fn criteria(&self) -> Criteria {
-        Criteria { on: self.on, quiet: self.quiet, contrast: self.contrast }
+        Criteria { on: self.on, motion: self.motion, contrast: self.contrast }
     }
 
     /// The events at which a flow stops.

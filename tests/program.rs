@@ -79,7 +79,14 @@ fn compare_writes_a_complete_folder() {
 
     let series = read_csv(&read(folder.join("series.csv"))[..], "series.csv").unwrap();
     let routes: Vec<_> = series.iter().map(|s| s.route.as_str()).collect();
-    assert_eq!(routes, ["theory", "direct D=50", "direct D=50 replica=0", "direct D=100", "direct D=100 replica=0"]);
+    let simulated =
+        |engine: &str| ["50", "50 replica=0", "100", "100 replica=0"].map(|d| format!("{engine} D={d}")).to_vec();
+    assert_eq!(routes[0], "theory");
+    assert_eq!(routes[1..], [simulated("direct"), simulated("overlap")].concat());
+    // Theory against each engine, and the engines against each other.
+    let verdicts = result["verdicts"].as_object().unwrap();
+    assert_eq!(verdicts.len(), 3);
+    assert!(verdicts.values().all(|v| v["outcome"].is_string()));
     assert_eq!(series[0].values.times, [0.0, 1.0, 2.0, 3.0, 4.0]);
 
     let mut npz = ndarray_npy::NpzReader::new(std::fs::File::open(folder.join("series.npz")).unwrap()).unwrap();
@@ -147,6 +154,8 @@ fn json_is_the_document_alone() {
     assert!((loss["loss"].as_f64().unwrap() - 0.642_073_964_65).abs() < 5.0 * error);
     assert!(!root.path().join("results").exists(), "loss writes only where it is told to");
 
+    assert_eq!(ok(root.path(), &["flow", "-q", "--tau", "1", "--points", "64", "--scrambles", "2", "--out", "q"]), "");
+
     let doctor = document(&ok(root.path(), &["doctor", "--json"]));
     assert_eq!(doctor["random_generator_known_answer"], true);
 }
@@ -201,6 +210,186 @@ fn simulate_and_random_starts_work() {
     assert!(text.contains("verdict"), "{text}");
     let series = read_csv(&read(root.path().join("c/series.csv"))[..], "series.csv").unwrap();
     assert!(series.iter().any(|s| s.route == "theory D=50") && series.iter().any(|s| s.route == "theory D=100"));
+}
+
+#[test]
+fn the_overlap_chain_is_an_engine_at_any_dimension() {
+    let root = tempfile::tempdir().unwrap();
+    let short = ["--records", "3", "--replicas", "2", "--test-samples", "64"];
+    let far = ["simulate", "--engine", "overlap", "--dimension", "1000000000", "--tau", "1e-5", "--out", "far"];
+    let text = ok(root.path(), &with(&far, &short));
+    assert!(text.contains("20000 steps"), "{text}");
+    let series = read_csv(&read(root.path().join("far/series.csv"))[..], "series.csv").unwrap();
+    assert_eq!(series[0].route, "overlap D=1000000000");
+    assert!(root.path().join("far/comparison.png").exists() && !root.path().join("far/checkpoint.json").exists());
+    // L = 6, H = 4, F = 2: direct SGD runs at D = 6, the chain from 12 on; compare runs what can be run.
+    refused(root.path(), &["simulate", "--engine", "overlap", "--dimension", "11"], "F + H + L = 12");
+    refused(root.path(), &["compare", "--engine", "both", "--dimensions", "11,100"], "F + H + L = 12");
+    refused(root.path(), &["simulate", "--engine", "both"], "only compare runs both");
+    refused(root.path(), &["simulate", "--engine", "overlapp"], "engine");
+    let small = ["compare", "--dimensions", "8,100", "--out", "small", "--json"];
+    let result =
+        document(&ok(root.path(), &with(&small, &SHORT[..8].iter().chain(&SHORT[10..]).copied().collect::<Vec<_>>())));
+    assert_eq!(result["spec"]["engine"], "direct");
+}
+
+/// A chain that is interrupted and resumed writes the same series as one that is not; a checkpoint of
+/// another spec or version is refused.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_chain_is_resumed_bit_for_bit() {
+    let root = tempfile::tempdir().unwrap();
+    let run = [
+        "simulate",
+        "--engine",
+        "overlap",
+        "--dimension",
+        "1000000",
+        "--tau",
+        "5",
+        "--records",
+        "6",
+        "--heads",
+        "2",
+        "--theta",
+        "flip:2",
+        "--length",
+        "4",
+        "--replicas",
+        "2",
+        "--test-samples",
+        "64",
+    ];
+    let child = Command::new(env!("CARGO_BIN_EXE_headflow"))
+        .args(run)
+        .args(["--out", "broken"])
+        .current_dir(root.path())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1200));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("--resume broken"));
+
+    let checkpoint = root.path().join("broken/checkpoint.json");
+    let whole = String::from_utf8(read(&checkpoint)).unwrap();
+    refused(root.path(), &["simulate", "--resume", "broken", "--gamma", "2"], "gamma: is 2.0 here but 1.0");
+    refused(root.path(), &["simulate", "--resume", "nowhere"], "nothing to resume");
+    refused(root.path(), &["simulate", "--resume", "broken", "--out", "x"], "--out");
+    let other = whole.replacen(env!("CARGO_PKG_VERSION"), "0.0.1", 1);
+    for (broken, expected) in [
+        (&whole[..whole.len() / 2], "truncated"),
+        (&other[..], "0.0.1"),
+        ("{\"format\": \"x\"}", "not a headflow checkpoint"),
+    ] {
+        std::fs::write(&checkpoint, broken).unwrap();
+        refused(root.path(), &["simulate", "--resume", "broken"], expected);
+    }
+    std::fs::write(&checkpoint, whole).unwrap();
+    ok(root.path(), &["simulate", "--resume", "broken"]);
+    assert!(!checkpoint.exists());
+    ok(root.path(), &with(&run, &["--out", "unbroken"]));
+    assert_eq!(read(root.path().join("broken/series.csv")), read(root.path().join("unbroken/series.csv")));
+    let stop = document(&String::from_utf8(read(root.path().join("broken/result.json"))).unwrap())["stop"].clone();
+    assert_eq!(stop["reason"], "completed");
+}
+
+#[test]
+fn stability_reports_rates_and_refuses_what_is_not_stationary() {
+    let root = tempfile::tempdir().unwrap();
+    let small = ["--points", "4096", "--scrambles", "2"];
+    let result = document(&ok(root.path(), &with(&["stability", "--json", "--attention", "bayes-softmax"], &small)));
+    let points = result["points"].as_array().unwrap();
+    assert_eq!(
+        points.iter().map(|p| p["name"].as_str().unwrap()).collect::<Vec<_>>(),
+        ["zero", "unspecialised-with-noise"]
+    );
+    // omega lambda with omega = 2 / (H L) (1 - 1 / L).
+    let fastest = &points[0]["modes"][0];
+    assert!((fastest["rate"].as_f64().unwrap() - 0.225).abs() < 1e-3, "{fastest}");
+    assert_eq!((&fastest["kind"], &fastest["degeneracy"]), (&Value::from("specialising"), &Value::from(3)));
+    assert!(points[0]["escapes"][0]["times"][2].as_f64().unwrap() > 20.0);
+    assert!(!root.path().join("results").exists(), "stability writes only where it is told to");
+
+    let at_zero = ["stability", "--theta", "flip:2", "--m", "0;0", "--r", "0,0;0,0", "--out", "s"];
+    let text = ok(root.path(), &with(&at_zero, &small));
+    assert!(text.contains("specialising along s1") && root.path().join("s/result.json").exists(), "{text}");
+    refused(root.path(), &with(&["stability", "--theta", "flip:2", "--m", "1;-1"], &small), "not stationary: d");
+    refused(root.path(), &with(&["stability", "--at", "nowhere"], &small), "at");
+    refused(root.path(), &with(&["stability", "--at", "point"], &small), "m: ");
+    refused(root.path(), &["flow", "--at", "point"], "only stability");
+    let runaway = ["stability", "--attention", "softmax1", "--heads", "1", "--theta", "flip:2"];
+    refused(root.path(), &with(&runaway, &small), "without bound");
+}
+
+#[test]
+fn stages_are_found_in_flows_chains_and_folders() {
+    let root = tempfile::tempdir().unwrap();
+    let task = ["--theta", "flip:3", "--heads", "2", "--points", "1024", "--test-samples", "64"];
+    let flow =
+        ["stages", "--gamma", "0", "--m0", "0.02;-0.01", "--key-scale", "0.05", "--tau", "60", "--out", "f", "--json"];
+    let result = document(&ok(root.path(), &with(&flow, &task)));
+    let plateaus = result["stages"][0]["plateaus"].as_array().unwrap();
+    let patterns: Vec<String> = plateaus.iter().map(|p| p["patterns"].to_string()).collect();
+    assert_eq!(patterns.first().unwrap(), "[\"off\",\"off\"]");
+    assert_eq!(patterns.last().unwrap(), "[\"+s1\",\"-s1\"]");
+    assert_eq!(result["stages"][0]["order"][0]["feature"], 0);
+    let again = document(&ok(root.path(), &["stages", "--from", "f", "--json"]));
+    assert_eq!(again["stages"][0]["plateaus"], result["stages"][0]["plateaus"]);
+
+    let chain =
+        ["stages", "--engine", "overlap", "--dimension", "2000", "--replicas", "4", "--tau", "60", "--out", "c"];
+    let text = ok(root.path(), &with(&with(&chain, &["--initial", "random"]), &task));
+    assert!(text.contains("4 of 4  +s1, -s1") && text.contains("order of learning"), "{text}");
+
+    refused(root.path(), &with(&["stages", "--records", "5"], &task), "records");
+    let coarse =
+        ["stages", "--gamma", "0", "--key-scale", "0.05", "--tau", "4000", "--records", "12", "--m0", "0.02;-0.01"];
+    refused(root.path(), &with(&coarse, &task), "records");
+    let short = [
+        "stages",
+        "--gamma",
+        "0",
+        "--key-scale",
+        "0.05",
+        "--times",
+        "3,3.4,3.8,4.2,4.6,5,5.4,5.8,6.2,6.6",
+        "--m0",
+        "0.02;-0.01",
+    ];
+    refused(root.path(), &with(&short, &task), "tau");
+    refused(root.path(), &with(&["stages", "--motion", "2"], &task), "motion");
+    refused(root.path(), &with(&["stages", "--contrast", "-1"], &task), "contrast");
+    refused(root.path(), &["stages", "--from", "nowhere"], "nowhere");
+    refused(root.path(), &["stages", "--from", "f", "--gamma", "2"], "gamma");
+    let left: Vec<_> = std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "a refused run leaves nothing: {left:?}");
+}
+
+#[test]
+fn figures_of_the_dynamics_are_computed_and_redrawn() {
+    let root = tempfile::tempdir().unwrap();
+    let escape =
+        ["figure", "escape", "--dimensions", "100,1000", "--replicas", "3", "--points", "1024", "--scrambles", "2"];
+    let text = ok(root.path(), &with(&escape, &["--out", "escape"]));
+    assert!(text.contains("slope in ln D") && text.contains("stationary point with"), "{text}");
+    let hierarchy = ["figure", "hierarchy", "--tau", "60", "--records", "61", "--points", "512", "--dimension", "1000"];
+    let text = ok(root.path(), &with(&hierarchy, &["--test-samples", "64", "--out", "hierarchy"]));
+    assert!(text.contains("s1 predicted from plateau 1"), "{text}");
+    ok(root.path(), &["figure", "spectrum", "--tau", "30", "--records", "13", "--points", "256", "--out", "spectrum"]);
+    for name in ["escape", "hierarchy", "spectrum"] {
+        let picture = root.path().join(name).join(format!("{name}.png"));
+        let drawn = read(&picture);
+        std::fs::remove_file(&picture).unwrap();
+        ok(root.path(), &["figure", name, "--from", name]);
+        assert_eq!(read(&picture), drawn, "{name}");
+    }
+    refused(root.path(), &["figure", "escape", "--theta", "gaussian:mean=1:sd=1"], "mean 0");
+    refused(root.path(), &["figure", "spectrum", "--from", "escape"], "escape");
+    refused(root.path(), &["figure", "escape", "--from", "spectrum"], "escape");
 }
 
 #[test]
@@ -363,7 +552,7 @@ fn ctrl_c_keeps_what_was_recorded() {
 #[test]
 fn help_teaches_by_example() {
     let root = tempfile::tempdir().unwrap();
-    for command in ["compare", "flow", "simulate", "loss", "figure", "doctor"] {
+    for command in ["compare", "flow", "simulate", "stability", "stages", "loss", "figure", "doctor"] {
         let help = ok(root.path(), &[command, "--help"]);
         assert!(help.contains("Example"), "{command}");
     }

@@ -1,5 +1,5 @@
 //! The exact overlap chain: SGD at finite `D` through its order parameters alone
-//! (`theory/README.md` section 6).
+//! (`theory/README.md` section 12).
 //!
 //! Fresh Gaussian tokens are rotation invariant, so the order parameters under SGD are a Markov
 //! chain of their own. With keys `k_h = sum_f m_hf k*_f + sum_j C_hj e_j`, a sample needs `x = k* X^T`

@@ -10,7 +10,7 @@ use headflow::model::{Error, OrderParameters, Theta, Watch, mean_and_error};
 use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::Engine;
 use headflow::spec::{Purpose, Spec, overlay};
-use headflow::theory::escape::{departure, rates_along, time_of_growth};
+use headflow::theory::escape::{Escape, departure, time_of_growth};
 use headflow::theory::moments::Coordinates;
 use headflow::theory::stability::{Kind, Stability, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
@@ -191,7 +191,7 @@ pub fn escape(request: &Request) -> Result<u8, Error> {
             let text: String = curves.iter().map(Curve::text).collect();
             let escape = json!({
                 "curves": curves.iter().map(Curve::json).collect::<Vec<_>>(),
-                "threshold_label": format!("|m_h − mean m| = {} in units of 1/sd θ", spec.on),
+                "threshold_label": format!("left: norm of m_h − mean m over heads = {} sd θ", spec.on),
             });
             folder.write_document(&document(
                 "figure",
@@ -217,7 +217,6 @@ fn fastest(stability: &Stability, feature: usize) -> Option<f64> {
 fn escape_curves(spec: &Spec, quiet: bool) -> Result<Vec<Curve>, Error> {
     let evaluators = spec.evaluators()?;
     let noise = spec.gamma / spec.batch as f64;
-    let heads = spec.head_count();
     let second = spec.theta.second_moment();
     let feature = (0..spec.theta.features()).max_by(|&i, &j| second[(i, i)].total_cmp(&second[(j, j)])).unwrap_or(0);
     if spec.theta.mean().iter().any(|m| m.abs() > 1e-12) {
@@ -246,19 +245,12 @@ fn escape_curves(spec: &Spec, quiet: bool) -> Result<Vec<Curve>, Error> {
         }));
     }
     // The constant as well: growth along the overlaps' own way to their stationary value.
-    if let Some(escape) = stability::escape(spec, &held, feature)? {
-        let size = spec.key_scale * spec.key_scale;
-        let r = DMatrix::identity(heads, heads) * size;
-        let b = zero(&evaluators[0])?.b;
-        let start = OrderParameters::new(DMatrix::zeros(heads, spec.theta.features()), r, b)?;
-        let horizon = escape.time(1e8);
-        let times: Vec<f64> = (0..=24).map(|k| horizon * f64::from(k) / 24.0).collect();
-        let rates = rates_along(&evaluators[0], &start, feature, noise, &times, &headflow::model::Unwatched)?;
-        specialisation.predicted = specialisation
-            .dimensions
-            .iter()
-            .map(|&d| Some(time_of_growth(&times, &rates, escape.growth(d as f64))).filter(|t| t.is_finite()))
-            .collect();
+    if let Some(escape) = stability::escape(spec, &held, feature, spec.gamma)? {
+        let escape = Escape { threshold: spec.on * scale, ..escape };
+        let (times, rates) = stability::settling_rates(spec, &evaluators[0], feature, &escape)?;
+        let predicted =
+            |d: usize| Some(time_of_growth(&times, &rates, escape.growth(d as f64))).filter(|t| t.is_finite());
+        specialisation.predicted = specialisation.dimensions.iter().map(|&d| predicted(d)).collect();
     }
 
     // A mean of theta: all heads move together, at once.

@@ -1,9 +1,9 @@
 //! `headflow stability`: growth rates at stationary points, what grows, and when it leaves.
 
 use headflow::folder::RunFolder;
-use headflow::model::{Activation, Bias, Error, OrderParameters};
+use headflow::model::{Activation, Bias, Error, OrderParameters, Unwatched, Watch};
 use headflow::spec::{At, Spec};
-use headflow::theory::escape::{Escape, departure, noise_of_mode};
+use headflow::theory::escape::{Escape, departure, noise_of_mode, rates_along, time_of_growth};
 use headflow::theory::moments::Coordinates;
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 use headflow::theory::stability::{Direction, Kind, Stability, check_stationary, linearise, unspecialised, zero};
@@ -22,13 +22,24 @@ const DIMENSIONS: [usize; 3] = [100, 10_000, 1_000_000];
 /// Fresh samples for the noise of a mode.
 const NOISE_SAMPLES: usize = 1 << 16;
 
+/// Strength, in units of `1 / sqrt(E theta_f^2)`, at which a mode has left: small, so that growth is
+/// still exponential.
+const LEFT: f64 = 0.1;
+
+/// Times at which the rate is followed while the overlaps settle.
+const RATES: u32 = 24;
+
+/// Times and the rates at them.
+type Rates = (Vec<f64>, Vec<f64>);
+
 /// A linearisation and what was asked.
 struct Answer {
     name: &'static str,
     description: String,
     gamma: f64,
     stability: Stability,
-    escapes: Vec<(usize, Escape)>,
+    /// Feature, law, and with noise the rates along the overlaps' way to the fixed point.
+    escapes: Vec<(usize, Escape, Option<Rates>)>,
     predicted: Vec<Value>,
 }
 
@@ -41,7 +52,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let answers = match spec.at {
         Some(At::Point) => vec![at_point(spec, &evaluators)?],
         Some(At::Plateaus) => at_plateaus(spec, &evaluators, request.quiet, &mut notes)?,
-        _ => at_unspecialised(spec, &evaluators)?,
+        _ => at_unspecialised(spec, &evaluators, request.quiet)?,
     };
     let dimensions = spec.dimensions.clone().unwrap_or_else(|| DIMENSIONS.to_vec());
     let mut text: String = answers.iter().map(|answer| answer.text(&dimensions)).collect();
@@ -72,23 +83,35 @@ fn at_point(spec: &Spec, evaluators: &[QuasiMonteCarlo]) -> Result<Answer, Error
     Answer::new("point", "the given point".into(), gamma, spec, evaluators, &at)
 }
 
-fn at_unspecialised(spec: &Spec, evaluators: &[QuasiMonteCarlo]) -> Result<Vec<Answer>, Error> {
-    let progress = Progress::new("stability", 3, false, false);
+fn at_unspecialised(spec: &Spec, evaluators: &[QuasiMonteCarlo], quiet: bool) -> Result<Vec<Answer>, Error> {
+    let progress = Progress::new("stability", 3, false, quiet);
     let noise = spec.gamma / spec.batch as f64;
     let origin = zero(&evaluators[0])?;
     let mut answers = vec![Answer::new("zero", zero_in_words(spec), 0.0, spec, evaluators, &origin)?];
-    headflow::model::Watch::advance(&progress, 1);
+    progress.advance(1);
     let common = unspecialised(evaluators, 0.0)?;
     // Without a mean of theta it is k = 0 itself.
     if common.m.amax() > 0.0 {
         let words = "unspecialised fixed point of gradient flow: all heads equal".into();
         answers.push(Answer::new("unspecialised", words, 0.0, spec, evaluators, &common)?);
     }
-    headflow::model::Watch::advance(&progress, 1);
+    progress.advance(1);
     if noise > 0.0 {
         let held = unspecialised(evaluators, noise)?;
-        let words = "unspecialised fixed point of the flow with its noise term: all heads equal".into();
-        answers.push(Answer::new("unspecialised-with-noise", words, spec.gamma, spec, evaluators, &held)?);
+        let centred = held.m.amax() == 0.0;
+        let words = if centred {
+            "unspecialised fixed point of the flow with its noise term: all heads equal (modes along the features; \
+             others change the noise itself)"
+        } else {
+            "unspecialised fixed point of the flow with its noise term: all heads equal (minus the Hessian there: terms of \
+             order gamma are missing)"
+        };
+        let name = "unspecialised-with-noise";
+        let mut answer = Answer::new(name, words.into(), spec.gamma, spec, evaluators, &held)?;
+        if centred {
+            answer.stability = answer.stability.along_features();
+        }
+        answers.push(answer);
     }
     Ok(answers)
 }
@@ -156,8 +179,12 @@ impl Answer {
         let mut answer = Self::of(name, description, gamma, stability);
         if answer.stability.at.m.amax() == 0.0 {
             for feature in 0..spec.theta.features() {
-                if let Some(escape) = escape(spec, &answer.stability, feature)? {
-                    answer.escapes.push((feature, escape));
+                if let Some(escape) = escape(spec, &answer.stability, feature, gamma)? {
+                    let rates = match gamma {
+                        0.0 => None,
+                        _ => Some(settling_rates(spec, &evaluators[0], feature, &escape)?),
+                    };
+                    answer.escapes.push((feature, escape, rates));
                 }
             }
         }
@@ -172,8 +199,8 @@ impl Answer {
         let escapes: Vec<Value> = self
             .escapes
             .iter()
-            .map(|(feature, escape)| {
-                let times: Vec<f64> = dimensions.iter().map(|&d| escape.time(d as f64)).collect();
+            .map(|(feature, escape, rates)| {
+                let times: Vec<f64> = dimensions.iter().map(|&d| leaving(escape, rates.as_ref(), d)).collect();
                 json!({
                     "feature": feature, "rate": escape.rate, "modes": escape.modes, "slope": escape.slope(),
                     "dimensions": dimensions, "times": times, "standard_deviation": escape.deviation(),
@@ -209,13 +236,21 @@ impl Answer {
             let rate = if mode.rate.abs() < 5e-6 { 0.0 } else { mode.rate };
             text += &format!("  {rate:>+10.5} {error:>9} {:>6}  {}\n", mode.degeneracy, mode.describe());
         }
-        for (feature, escape) in &self.escapes {
-            let times: Vec<String> =
-                dimensions.iter().map(|&d| format!("{:.2} at D = {d}", escape.time(d as f64))).collect();
+        for (feature, escape, rates) in &self.escapes {
+            let time = |d: usize| match leaving(escape, rates.as_ref(), d) {
+                time if time.is_finite() => format!("{time:.2} at D = {d}"),
+                _ => format!("never at D = {d}"),
+            };
+            let times: Vec<String> = dimensions.iter().map(|&d| time(d)).collect();
+            let keys = match rates {
+                Some(_) => {
+                    format!("random keys of size {}, rate followed as their overlaps settle", escape.size.sqrt())
+                }
+                None => format!("random keys of size {}, as if small", escape.size.sqrt()),
+            };
             text += &format!(
-                "  escape along s{} of random keys of size {}: tau = {} (+- {:.2}); {:.4} ln D + const\n",
+                "  escape along s{} ({keys}): tau = {} (+- {:.2}); slope {:.4} in ln D\n",
                 feature + 1,
-                escape.size.sqrt(),
                 times.join(", "),
                 escape.deviation(),
                 escape.slope()
@@ -235,8 +270,36 @@ impl Answer {
     }
 }
 
-/// Escape along `feature` from random keys of size `key_scale`, if its specialising modes grow.
-pub fn escape(spec: &Spec, stability: &Stability, feature: usize) -> Result<Option<Escape>, Error> {
+/// Mean escape time at dimension `D`.
+fn leaving(escape: &Escape, rates: Option<&Rates>, dimension: usize) -> f64 {
+    let growth = escape.growth(dimension as f64);
+    match rates {
+        Some((times, rates)) => time_of_growth(times, rates, growth),
+        None => escape.time(dimension as f64),
+    }
+}
+
+/// The rate along `feature` while the overlaps of random keys, and the biases, follow the flow at `m = 0`.
+pub fn settling_rates(
+    spec: &Spec,
+    evaluator: &QuasiMonteCarlo,
+    feature: usize,
+    escape: &Escape,
+) -> Result<Rates, Error> {
+    let heads = spec.head_count();
+    let r = DMatrix::identity(heads, heads) * escape.size;
+    let b = spec.b0.clone().unwrap_or_else(|| vec![0.0; heads]);
+    let start = OrderParameters::new(DMatrix::zeros(heads, spec.theta.features()), r, b)?;
+    let horizon = escape.time(1e8).max(1.0);
+    let times: Vec<f64> = (0..=RATES).map(|k| horizon * f64::from(k) / f64::from(RATES)).collect();
+    let noise = spec.gamma / spec.batch as f64;
+    let rates = rates_along(evaluator, &start, feature, noise, &times, &Unwatched)?;
+    Ok((times, rates))
+}
+
+/// Escape along `feature` from random keys of size `key_scale` under the learning rate `gamma`, if its
+/// specialising modes grow.
+pub fn escape(spec: &Spec, stability: &Stability, feature: usize, gamma: f64) -> Result<Option<Escape>, Error> {
     let of_feature = |m: &&headflow::theory::stability::Mode| {
         m.kind == Kind::Specialising && m.direction == Direction::Feature(feature) && m.rate > 0.0
     };
@@ -257,7 +320,7 @@ pub fn escape(spec: &Spec, stability: &Stability, feature: usize) -> Result<Opti
         rate: mode.rate,
         modes: mode.degeneracy,
         size,
-        noise: spec.gamma / spec.batch as f64 * noise,
-        threshold: spec.on * spec.theta.second_moment()[(feature, feature)].sqrt(),
+        noise: gamma / spec.batch as f64 * noise,
+        threshold: LEFT * spec.theta.second_moment()[(feature, feature)].sqrt(),
     }))
 }

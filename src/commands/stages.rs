@@ -34,7 +34,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
 /// The stages of every route in a result folder.
 fn read(request: &Request, from: &std::path::Path) -> Result<u8, Error> {
     let clock = Clock::start();
-    let allowed = ["on", "quiet", "contrast"];
+    let allowed = ["on", "motion", "contrast"];
     if let Some(name) = request.fields.keys().find(|name| !allowed.contains(&name.as_str())) {
         return Err(Error::invalid(name, "has no effect on results that exist (--from); leave it out"));
     }

@@ -49,11 +49,11 @@ impl Escape {
         0.5 / self.rate
     }
 
-    /// The `kappa tau` that dimension `D` asks for, on average.
+    /// The `kappa tau` that dimension `D` asks for, on average: none where keys start beyond the threshold.
     pub fn growth(&self, dimension: f64) -> f64 {
         let start = self.size + self.noise / (2.0 * self.rate);
-        let n = self.modes as f64;
-        0.5 * ((dimension * self.threshold * self.threshold / start).ln() - digamma(0.5 * n) - std::f64::consts::LN_2)
+        let logarithm = (dimension * self.threshold * self.threshold / start).ln();
+        (0.5 * (logarithm - digamma(0.5 * self.modes as f64) - std::f64::consts::LN_2)).max(0.0)
     }
 
     /// Mean escape time at dimension `D`.
@@ -159,8 +159,8 @@ pub struct Departure {
 /// Predicts how `plateau` of a trajectory under the flow with `noise = gamma / B` ends, from the
 /// stationary point beside it and the displacement from that point when the plateau begins: the
 /// part of it in a growing mode grows as `e^{rate (tau - start)}`, until a head is on (`criteria.on`)
-/// in the feature. Growth slows down before that, so the prediction is early by a time of order
-/// `1 / rate`.
+/// in the feature. Growth is not exponential to the end, so the prediction is off by a time of order
+/// `1 / rate`, either way.
 ///
 /// Where all heads are off the point is `m = 0` with the overlaps and biases of the plateau's start.
 /// A plateau may be a slow passage without a stationary point nearby: heads that are off may lower their

@@ -1,4 +1,4 @@
-//! Linear stability of the flow: growth rates and what grows (`theory/README.md` sections 8, 11, 12).
+//! Linear stability of the flow: growth rates and what grows (`theory/README.md` sections 8, 11, 13).
 //!
 //! In the coordinates `k_h = m_h . k* + C_h . e` (and trained biases `b`), gradient flow is
 //! `dy/dtau = -grad E(y)`. Around a point it moves by `d(dy)/dtau = J dy` with
@@ -16,9 +16,11 @@
 //! the direction that they move.
 //!
 //! With a learning rate (`noise = gamma / B`) the stationary points are those of the flow with its
-//! noise term. `J` is still minus the Hessian there. It governs perturbations of `m` about `m = 0`
-//! exactly (there the noise term is of second order in them); elsewhere the response of the noise term
-//! itself, of order `gamma / B`, is left out.
+//! noise term. `J` is still minus the Hessian there. About `m = 0` (with `E theta = 0`) it gives the rates of
+//! perturbations of `m` exactly: there the noise term is of second order in them. Perturbations of
+//! `C` and `b` change the noise term itself, an effect as large as their own rates:
+//! [`Stability::along_features`] keeps what is exact. Where `m` is not 0, rates along the features miss
+//! terms of order `gamma / B`.
 
 use headflow_model::{Activation, Bias, Error, OrderParameters, biases};
 use nalgebra::{DMatrix, DVector};
@@ -178,6 +180,20 @@ impl Stability {
     /// The fastest specialising mode along `feature`.
     pub fn specialising(&self, feature: usize) -> Option<&Mode> {
         self.modes.iter().find(|m| m.kind == Kind::Specialising && m.direction == Direction::Feature(feature))
+    }
+
+    /// The same without the modes outside the spikes and of the biases: what holds at `m = 0` when the point is
+    /// stationary for a flow with noise.
+    pub fn along_features(mut self) -> Self {
+        self.modes.retain(|mode| matches!(mode.direction, Direction::Feature(_)));
+        self
+    }
+
+    /// The Rayleigh quotient of `J` in a displacement of the alignments, `H x F`: its rate of growth if it is a
+    /// mode, as a symmetry may tell.
+    pub fn rate_along(&self, displacement: &DMatrix<f64>) -> f64 {
+        let weight = |mode: &Mode| mode.basis.iter().map(|m| m.dot(displacement).powi(2)).sum::<f64>();
+        self.modes.iter().map(|mode| mode.rate * weight(mode)).sum::<f64>() / displacement.norm_squared()
     }
 
     /// The growth rate of alignments with `feature` that separates heads fastest: pure or not.

@@ -17,8 +17,8 @@
 //!
 //! - **On.** A head is on in `f`, with the sign of `w_hf`, when `|w_hf| >= on` (default 0.5).
 //! - **Move.** A strength moves when it changes by more than
-//!   `delta_hf = max(quiet W, 6 sigma_hf)`, with `W` the largest `|w|` of the whole path, at least
-//!   `on`, and `quiet` 0.1 by default. `sigma_hf` is the noise between records: the median distance
+//!   `delta_hf = max(motion W, 6 sigma_hf)`, with `W` the largest `|w|` of the whole path, at least
+//!   `on`, and `motion` 0.1 by default. `sigma_hf` is the noise between records: the median distance
 //!   of a record from the line through its two neighbours, over what it is for white noise of unit
 //!   variance. Smooth motion is straight at this scale and drops out.
 //! - **Dwell.** A window is a row of records over which no strength spans more than its `delta`. A
@@ -61,7 +61,7 @@ const PERSISTENCE: usize = 3;
 /// A move must exceed this many standard deviations of the noise between records.
 const SIGMAS: f64 = 6.0;
 
-/// What counts as on, as quiet and as a plateau ([the definition](self)).
+/// What counts as on, as motion and as a plateau ([the definition](self)).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Criteria {
@@ -70,7 +70,7 @@ pub struct Criteria {
     pub on: f64,
     /// How much of the largest strength of the path a strength may move within a plateau
     /// (default 0.1).
-    pub quiet: f64,
+    pub motion: f64,
     /// How many times slower than in the transition beside it the path must be on a plateau
     /// (default 2).
     pub contrast: f64,
@@ -78,7 +78,7 @@ pub struct Criteria {
 
 impl Default for Criteria {
     fn default() -> Self {
-        Self { on: 0.5, quiet: 0.1, contrast: 2.0 }
+        Self { on: 0.5, motion: 0.1, contrast: 2.0 }
     }
 }
 
@@ -86,14 +86,14 @@ impl Criteria {
     /// Checks the values.
     ///
     /// # Errors
-    /// When `on` is not positive, `quiet` not between 0 and 1, or `contrast` not above 1.
+    /// When `on` is not positive, `motion` not between 0 and 1, or `contrast` not above 1.
     pub fn validate(&self) -> Result<(), Error> {
         let wrong = |field: &str, problem: String| Err(Error::invalid(field, problem));
         if !(self.on.is_finite() && self.on > 0.0) {
             return wrong("on", format!("must be positive and finite, got {}; the default is 0.5", self.on));
         }
-        if !(self.quiet > 0.0 && self.quiet < 1.0) {
-            return wrong("quiet", format!("must be between 0 and 1, got {}; the default is 0.1", self.quiet));
+        if !(self.motion > 0.0 && self.motion < 1.0) {
+            return wrong("motion", format!("must be between 0 and 1, got {}; the default is 0.1", self.motion));
         }
         if !(self.contrast.is_finite() && self.contrast > 1.0) {
             return wrong("contrast", format!("must be finite and above 1, got {}; the default is 2", self.contrast));
@@ -318,7 +318,7 @@ fn number(time: f64) -> String {
 /// # Errors
 /// One line each, for a path that is too short (`records`), too coarse to show its transitions
 /// (`records`), not finite (`records`) or without a plateau (`tau`); for criteria outside their
-/// domain (`on`, `quiet`, `contrast`) and a second moment that does not fit (`theta`).
+/// domain (`on`, `motion`, `contrast`) and a second moment that does not fit (`theta`).
 pub fn stages(trajectory: &Trajectory, second_moment: &DMatrix<f64>, criteria: &Criteria) -> Result<Stages, Error> {
     criteria.validate()?;
     validate(trajectory, second_moment)?;
@@ -396,7 +396,7 @@ impl<'a> Path<'a> {
         let largest = strengths.iter().map(|path| size(path)).fold(criteria.on, f64::max);
         let moves = strengths
             .iter()
-            .map(|path| (criteria.quiet * largest).max(SIGMAS * noise(&trajectory.times, path)))
+            .map(|path| (criteria.motion * largest).max(SIGMAS * noise(&trajectory.times, path)))
             .collect();
         Self { trajectory, criteria, strengths, moves }
     }
@@ -453,7 +453,7 @@ impl<'a> Path<'a> {
                 "the alignments move throughout: no plateau up to {}; the slowest move by {} of the largest strength takes {}, \
                  the fastest {}, which must be {} times as short; raise --tau",
                 number(times[count - 1]),
-                self.criteria.quiet,
+                self.criteria.motion,
                 number(slow),
                 number(fast),
                 self.criteria.contrast,
@@ -862,11 +862,12 @@ mod tests {
     #[test]
     fn bad_input_is_one_clear_line() {
         let good = trajectory(401, 400.0, staged);
-        let with = |on, quiet, contrast| problem(stages(&good, &second_moment(), &Criteria { on, quiet, contrast })).0;
+        let with =
+            |on, motion, contrast| problem(stages(&good, &second_moment(), &Criteria { on, motion, contrast })).0;
         for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert_eq!([with(bad, 0.1, 2.0), with(0.5, bad, 2.0), with(0.5, 0.1, bad)], ["on", "quiet", "contrast"]);
+            assert_eq!([with(bad, 0.1, 2.0), with(0.5, bad, 2.0), with(0.5, 0.1, bad)], ["on", "motion", "contrast"]);
         }
-        assert_eq!([with(0.5, 1.0, 2.0), with(0.5, 0.1, 1.0)], ["quiet", "contrast"]);
+        assert_eq!([with(0.5, 1.0, 2.0), with(0.5, 0.1, 1.0)], ["motion", "contrast"]);
 
         let of = |path: &Trajectory| problem(stages(path, &second_moment(), &Criteria::default()));
         let short = of(&trajectory(9, 400.0, staged));

@@ -1,0 +1,155 @@
+//! Stages of specialization: predicted from the spectrum, followed by flows and by chains.
+
+use headflow::model::{Activation, OrderParameters, Task, Theta, Unwatched};
+use headflow::sims::ensemble::{self, simulate};
+use headflow::sims::sgd::{Engine, Sgd, Start};
+use headflow::theory::flow::{Options, solve};
+use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
+use headflow::theory::stability::{linearise, stationary_near};
+use headflow::theory::stages::{Criteria, stages};
+use nalgebra::DMatrix;
+
+/// Alignments of four heads on `+s1, -s1, +s1, -s1`, equal heads `apart` along the second feature.
+fn first_feature(size: f64, apart: f64) -> DMatrix<f64> {
+    DMatrix::from_fn(4, 2, |h, f| match (f, h % 2, h / 2) {
+        (0, 0, _) => size,
+        (0, _, _) => -size,
+        (_, _, 0) => apart,
+        _ => -apart,
+    })
+}
+
+fn softmax(length: usize, signal: f64, points: usize) -> QuasiMonteCarlo {
+    let task = Task::new(length, Theta::Flip { nu: vec![signal; 2] }).unwrap();
+    QuasiMonteCarlo::new(&task, 4, Activation::Softmax.into(), points, 1, 0).unwrap()
+}
+
+/// At the plateau `+-s1` of softmax with four heads: the mean rate at which equal heads separate
+/// along the second feature (two modes, one for each sign), and the alignment with the first.
+fn second_stage(length: usize, signal: f64, points: usize) -> (f64, f64) {
+    let evaluator = softmax(length, signal, points);
+    let m = first_feature(0.75 * signal, 0.0);
+    let near = OrderParameters::new(m.clone(), &m * m.transpose(), vec![0.0; 4]).unwrap();
+    let evaluators = std::slice::from_ref(&evaluator);
+    let at = stationary_near(evaluators, &near, 0.0, 3.0, 1e-6).unwrap();
+    let stability = linearise(evaluators, &at).unwrap();
+    let rate = |pair: usize| {
+        let sign = |h: usize| if h / 2 == 0 { 1.0 } else { -1.0 };
+        stability.rate_along(&DMatrix::from_fn(4, 2, |h, f| if f == 1 && h % 2 == pair { sign(h) } else { 0.0 }))
+    };
+    (0.5 * (rate(0) + rate(1)), at.m[(0, 0)])
+}
+
+/// The signal at which the second stage of softmax ceases to exist, from the spectrum.
+fn critical_signal(length: usize, mut low: f64, mut high: f64, points: usize) -> f64 {
+    let rate = |signal: f64| second_stage(length, signal, points).0;
+    let (mut rate_low, mut rate_high) = (rate(low), rate(high));
+    assert!(rate_low > 0.0 && rate_high < 0.0, "L = {length}: {rate_low} at {low}, {rate_high} at {high}");
+    for _ in 0..4 {
+        let middle = low + (high - low) * rate_low / (rate_low - rate_high);
+        let found = rate(middle);
+        if found > 0.0 {
+            (low, rate_low) = (middle, found);
+        } else {
+            (high, rate_high) = (middle, found);
+        }
+    }
+    low + (high - low) * rate_low / (rate_low - rate_high)
+}
+
+/// The boundary of the second stage of softmax, four heads and two equal flips: near 2.05 at `L = 5`, 2.6 at
+/// 20, 3.3 at 100, about `sqrt(2 ln L) + 0.2`. (Measured with 2^14 points: 2.08, 2.59, 3.24; the sampling
+/// error of these fewer points is 0.02 to 0.03.)
+#[test]
+fn the_second_stage_of_softmax_has_a_critical_signal() {
+    for (length, low, high, points, known) in
+        [(5, 1.9, 2.3, 1 << 13, 2.05), (20, 2.4, 2.8, 1 << 12, 2.6), (100, 3.1, 3.5, 1 << 12, 3.3)]
+    {
+        let found = critical_signal(length, low, high, points);
+        let law = (2.0 * (length as f64).ln()).sqrt() + 0.2;
+        println!("L = {length}: critical signal {found:.3}, sqrt(2 ln L) + 0.2 = {law:.3}");
+        assert!((found - known).abs() < 0.1, "L = {length}: {found}");
+        assert!((found - law).abs() < 0.12, "L = {length}: {found} {law}");
+    }
+}
+
+/// Gradient flow from the plateau, equal heads slightly apart: below the boundary they separate at the
+/// rate of the spectrum and go on to `+-s1 +- s2`, above it they come together again.
+#[test]
+fn flows_on_either_side_of_the_boundary_part() {
+    for (signal, stage) in [(1.7, true), (2.5, false)] {
+        let points = 1 << 12;
+        let (rate, size) = second_stage(5, signal, points);
+        assert_eq!(rate > 0.0, stage, "signal {signal}: {rate}");
+        let m = first_feature(size, 0.05);
+        let start = OrderParameters::new(m.clone(), &m * m.transpose(), vec![0.0; 4]).unwrap();
+        let times: Vec<f64> = (0..=100).map(|k| 10.0 * f64::from(k)).collect();
+        let path =
+            solve(&softmax(5, signal, points), &start, &Options::new(0.0, times), &Unwatched).unwrap().trajectory;
+        let apart = |t: usize| {
+            let m = path.m(t);
+            0.25 * ((m[(0, 1)] - m[(2, 1)]).abs() + (m[(1, 1)] - m[(3, 1)]).abs())
+        };
+        let measured = (apart(4) / apart(0)).ln() / 40.0;
+        assert!((measured - rate).abs() < 0.1 * rate.abs() + 3e-4, "signal {signal}: {measured}, spectrum {rate}");
+        let last = path.times.len() - 1;
+        println!("signal {signal}: rate {rate:+.4}, flow {measured:+.4}, apart at the end {:.3}", apart(last));
+        let second = Theta::Flip { nu: vec![signal; 2] }.second_moment();
+        let patterns = stages(&path, &second, &Criteria::default()).unwrap().last_patterns().to_vec();
+        for pattern in &patterns {
+            assert_eq!((pattern.sign(0) != 0, pattern.sign(1) != 0), (true, stage), "signal {signal}: {patterns:?}");
+        }
+        assert!(if stage { apart(last) > 0.5 } else { apart(last) < 0.01 });
+    }
+}
+
+/// The same for the chain at `D = 1000`, fluctuations and all.
+#[test]
+fn chains_on_either_side_of_the_boundary_part() {
+    for (signal, stage) in [(1.6, true), (2.6, false)] {
+        let (_, size) = second_stage(5, signal, 1 << 12);
+        let m = first_feature(size, 0.05);
+        let start = OrderParameters::new(m.clone(), &m * m.transpose(), vec![0.0; 4]).unwrap();
+        let task = Task::new(5, Theta::Flip { nu: vec![signal; 2] }).unwrap();
+        let second = task.theta().second_moment();
+        let attention = Activation::Softmax.into();
+        let sgd = Sgd { task, attention, dimension: 1000, gamma: 0.5, batch: 1, seed: 2, engine: Engine::Overlap };
+        let times: Vec<f64> = (0..=80).map(|k| 10.0 * f64::from(k)).collect();
+        let options = ensemble::Options { times, replicas: 2, test_samples: 64 };
+        let ensemble = simulate(&sgd, &Start::Given(start), &options, &Unwatched).unwrap();
+        for run in &ensemble.runs {
+            let m = run.trajectory.m(run.trajectory.times.len() - 1);
+            let strength = |h: usize, f: usize| m[(h, f)].abs() / second[(f, f)].sqrt();
+            for h in 0..4 {
+                assert!(strength(h, 0) > 0.5, "signal {signal}: {m}");
+                assert_eq!(strength(h, 1) > 0.5, stage, "signal {signal}: {m}");
+            }
+        }
+    }
+}
+
+/// Larger variance, earlier specialisation: from random keys, bayes-softmax learns the stronger of two Gaussian
+/// features first in all of 20 seeds.
+#[test]
+fn features_are_learned_in_the_order_of_their_variance() {
+    let theta = Theta::Gaussian { mean: vec![0.0, 0.0], sd: Some(vec![1.4, 2.4]), cov: None };
+    let task = Task::new(6, theta.clone()).unwrap();
+    let sgd = Sgd {
+        task,
+        attention: Activation::BayesSoftmax.into(),
+        dimension: 2000,
+        gamma: 1.0,
+        batch: 1,
+        seed: 6,
+        engine: Engine::Overlap,
+    };
+    let start = Start::Random { heads: 4, scale: 0.5, b: vec![0.0; 4] };
+    let times: Vec<f64> = (0..=100).map(|k| 1.2 * f64::from(k)).collect();
+    let options = ensemble::Options { times, replicas: 20, test_samples: 64 };
+    let ensemble = simulate(&sgd, &start, &options, &Unwatched).unwrap();
+    for run in &ensemble.runs {
+        let found = stages(&run.trajectory, &theta.second_moment(), &Criteria::default()).unwrap();
+        let order: Vec<usize> = found.order.iter().map(|l| l.feature).collect();
+        assert_eq!(order.first(), Some(&1), "{}", found.describe());
+    }
+}
