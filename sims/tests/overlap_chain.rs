@@ -173,7 +173,7 @@ impl Twin {
 /// means and variances of `m`, `r`, `b` and of products of neighbours, within 4 standard errors.
 #[test]
 fn the_chain_has_the_law_of_its_plain_twin() {
-    const REPLICAS: u32 = 3000;
+    const REPLICAS: u32 = 6000;
     const STEPS: u64 = 12;
     for attention in attentions() {
         for (length, dimension) in [(4, 4 + HEADS + 2), (2, 2 + HEADS + 2), (9, 20)] {
