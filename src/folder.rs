@@ -16,6 +16,26 @@ use serde_json::ser::{Formatter, PrettyFormatter};
 use serde_json::{Serializer, Value};
 use tempfile::NamedTempFile;
 
+/// The file that holds an unfinished run.
+pub const CHECKPOINT: &str = "checkpoint.json";
+
+/// What runs write, the document first: without it a folder holds no result.
+const FILES: [&str; 13] = [
+    "result.json",
+    "series.csv",
+    "series.npz",
+    "comparison.png",
+    "comparison.svg",
+    "specialization.png",
+    "specialization.svg",
+    "escape.png",
+    "escape.svg",
+    "hierarchy.png",
+    "hierarchy.svg",
+    "spectrum.png",
+    "spectrum.svg",
+];
+
 /// Where runs go unless told otherwise.
 const RESULTS: &str = "results";
 
@@ -25,6 +45,8 @@ pub struct RunFolder {
     path: PathBuf,
     /// Made for this run: removed again if nothing comes of it.
     fresh: bool,
+    /// Free of an older run's files.
+    cleared: bool,
 }
 
 /// Arrays for the replicas of one route, beyond their mean.
@@ -50,9 +72,15 @@ impl RunFolder {
                         "already holds a result; add --force to replace it, or choose another --out",
                     ));
                 }
+                if path.join(CHECKPOINT).exists() && !force {
+                    return Err(Error::unreadable(
+                        path.display().to_string(),
+                        "holds an unfinished run: go on with simulate --resume, or add --force to drop it",
+                    ));
+                }
                 let fresh = !path.exists();
                 fs::create_dir_all(path).map_err(|e| unwritable(path, &e))?;
-                Self { path: path.to_path_buf(), fresh }
+                Self { path: path.to_path_buf(), fresh, cleared: false }
             }
             None => Self::numbered(name)?,
         };
@@ -67,7 +95,7 @@ impl RunFolder {
         for number in 1u32.. {
             let path = root.join(if number == 1 { name.to_string() } else { format!("{name}-{number}") });
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Self { path, fresh: true }),
+                Ok(()) => return Ok(Self { path, fresh: true, cleared: true }),
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(unwritable(&path, &e)),
             }
@@ -85,10 +113,6 @@ impl RunFolder {
     /// # Errors
     /// When a file cannot be written.
     pub fn write_series(&mut self, series: &[Series], replicas: &[Replicas<'_>]) -> Result<(), Error> {
-        // What is replaced goes first: a folder with a result.json is whole and of one run.
-        for old in ["result.json", "comparison.png", "comparison.svg"] {
-            self.remove(old)?;
-        }
         self.write("series.csv", |to| write_csv(series, to))?;
         self.write("series.npz", |to| write_npz(series, replicas, to))
     }
@@ -122,6 +146,11 @@ impl RunFolder {
     }
 
     fn write(&mut self, name: &str, content: impl FnOnce(&mut fs::File) -> Result<(), Error>) -> Result<(), Error> {
+        // What is replaced goes first: a folder with a result.json is whole and of one run.
+        if !self.cleared {
+            FILES.iter().try_for_each(|old| self.remove(old))?;
+            self.cleared = true;
+        }
         let failed = |e: &dyn std::fmt::Display| {
             Error::unreadable(self.path.join(name).display().to_string(), format!("cannot be written: {e}"))
         };

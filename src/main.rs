@@ -42,6 +42,11 @@ fn main() -> ExitCode {
     });
     match outcome {
         Ok(code) => ExitCode::from(code),
+        // Whatever an interrupted piece of work could not go on with.
+        Err(_) if progress::interrupted() => {
+            fail("interrupted; nothing was written");
+            ExitCode::from(130)
+        }
         Err(error) => fail(&error.to_string()),
     }
 }

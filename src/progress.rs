@@ -62,6 +62,17 @@ impl Watch for Progress {
     }
 }
 
+/// Passes Ctrl-C on to work without a bar.
+pub struct Interruptible;
+
+impl Watch for Interruptible {
+    fn advance(&self, _: u64) {}
+
+    fn interrupted(&self) -> bool {
+        interrupted()
+    }
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         self.0.finish_and_clear();

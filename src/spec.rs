@@ -119,7 +119,12 @@ pub const FIELDS: &[Field] = &[
         "stability: unspecialised (k = 0, and all heads equal) | point (m, r, b) | plateaus (of the flow) [default: \
          point with m, else unspecialised]",
     ),
-    field("stationary_tolerance", Kind::Number, STAGES, "Drift that a stationary point may have [default: 1e-3]"),
+    field(
+        "stationary_tolerance",
+        Kind::Number,
+        STAGES,
+        "Drift that a stationary point may have, in units of 2 (1 - 1/L) / (H L) [default: 0.01]",
+    ),
     field(
         "on",
         Kind::Number,
@@ -331,7 +336,7 @@ impl Default for Spec {
             r: None,
             b: None,
             at: None,
-            stationary_tolerance: 1e-3,
+            stationary_tolerance: 1e-2,
             on: Criteria::default().on,
             motion: Criteria::default().motion,
             contrast: Criteria::default().contrast,
@@ -492,6 +497,15 @@ impl Spec {
         if purpose == Purpose::Stability {
             let at = self.at.unwrap_or(if self.m.is_some() { At::Point } else { At::Unspecialised });
             self.at = Some(at);
+            if at != At::Point && self.m.is_some() {
+                return Err(Error::invalid("m", "is a point of its own: leave it out, or use --at point"));
+            }
+            if self.dimensions.iter().flatten().chain(&self.dimension).any(|&d| d < 2) {
+                return Err(Error::invalid("dimensions", "escape times need dimensions of at least 2"));
+            }
+            if let Some(dimension) = self.dimension.take() {
+                self.dimensions.get_or_insert(vec![dimension]);
+            }
         } else if self.at.is_some() {
             return Err(Error::invalid("at", "only stability is asked at a point; leave it out"));
         }
@@ -535,7 +549,7 @@ impl Spec {
         let Some(m) = &self.m else {
             return Err(Error::invalid(
                 "m",
-                "the loss needs the alignments: --m \"1.5;-1.2\", one row of F numbers a head",
+                "the loss, or stability at a point, needs the alignments: --m \"1.5;-1.2\", one row of F numbers a head",
             ));
         };
         let m = matrix("m", m, heads, features)?;

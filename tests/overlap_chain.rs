@@ -87,7 +87,8 @@ fn exponent(x: &[f64], y: &[f64], error: &[f64]) -> (f64, f64) {
 }
 
 /// From `D = 10^2` to `10^6` the mean's deviation from the flow falls as `1 / D` and the spread as
-/// `1 / sqrt(D)`: fitted exponents within 4 standard errors plus 0.03 for the next order, `1 / D^2`.
+/// `1 / sqrt(D)`: fitted exponents within 4 standard errors. (The spread is fitted from `D = 1000` on: below,
+/// its own correction of order `1 / D` is larger than its error.)
 #[test]
 fn the_chain_tends_to_the_ode() {
     let times = [1.0];
@@ -109,9 +110,9 @@ fn the_chain_tends_to_the_ode() {
             spreads.iter().zip(counts).map(|(s, n)| s / f64::from(2 * n).sqrt()).collect();
         let (p, error) = exponent(&x, &deviations, &errors);
         println!("{activation:?}: deviation falls as D^-{p:.3} +- {error:.3}");
-        assert!((p - 1.0).abs() < 4.0 * error + 0.03, "{activation:?}: deviation D^-{p} +- {error}");
-        let (p, error) = exponent(&x, &spreads, &errors_of_spreads);
+        assert!((p - 1.0).abs() < 4.0 * error, "{activation:?}: deviation D^-{p} +- {error}");
+        let (p, error) = exponent(&x[2..], &spreads[2..], &errors_of_spreads[2..]);
         println!("{activation:?}: spread falls as D^-{p:.4} +- {error:.4}");
-        assert!((p - 0.5).abs() < 4.0 * error + 0.03, "{activation:?}: spread D^-{p} +- {error}");
+        assert!((p - 0.5).abs() < 4.0 * error, "{activation:?}: spread D^-{p} +- {error}");
     }
 }

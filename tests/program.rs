@@ -277,6 +277,8 @@ fn an_interrupted_chain_is_resumed_bit_for_bit() {
     let checkpoint = root.path().join("broken/checkpoint.json");
     let whole = String::from_utf8(read(&checkpoint)).unwrap();
     refused(root.path(), &["simulate", "--resume", "broken", "--gamma", "2"], "gamma: is 2.0 here but 1.0");
+    refused(root.path(), &with(&run, &["--out", "broken"]), "--force");
+    assert_eq!(String::from_utf8(read(&checkpoint)).unwrap(), whole);
     refused(root.path(), &["simulate", "--resume", "nowhere"], "nothing to resume");
     refused(root.path(), &["simulate", "--resume", "broken", "--out", "x"], "--out");
     let other = whole.replacen(env!("CARGO_PKG_VERSION"), "0.0.1", 1);
@@ -363,6 +365,9 @@ fn stages_are_found_in_flows_chains_and_folders() {
     refused(root.path(), &with(&short, &task), "tau");
     refused(root.path(), &with(&["stages", "--motion", "2"], &task), "motion");
     refused(root.path(), &with(&["stages", "--contrast", "-1"], &task), "contrast");
+    let few = ["stages", "--engine", "overlap", "--dimension", "100", "--records", "5", "--tau", "5", "--out", "few"];
+    refused(root.path(), &with(&few, &task), "records");
+    refused(root.path(), &with(&["stages", "--max-steps", "3"], &task), "--max-steps");
     refused(root.path(), &["stages", "--from", "nowhere"], "nowhere");
     refused(root.path(), &["stages", "--from", "f", "--gamma", "2"], "gamma");
     let left: Vec<_> = std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -373,7 +378,7 @@ fn stages_are_found_in_flows_chains_and_folders() {
 fn figures_of_the_dynamics_are_computed_and_redrawn() {
     let root = tempfile::tempdir().unwrap();
     let escape =
-        ["figure", "escape", "--dimensions", "100,1000", "--replicas", "3", "--points", "1024", "--scrambles", "2"];
+        ["figure", "escape", "--dimensions", "1000,2000", "--replicas", "3", "--points", "1024", "--scrambles", "2"];
     let text = ok(root.path(), &with(&escape, &["--out", "escape"]));
     assert!(text.contains("slope in ln D") && text.contains("stationary point with"), "{text}");
     let hierarchy = ["figure", "hierarchy", "--tau", "60", "--records", "61", "--points", "512", "--dimension", "1000"];
@@ -388,6 +393,9 @@ fn figures_of_the_dynamics_are_computed_and_redrawn() {
         assert_eq!(read(&picture), drawn, "{name}");
     }
     refused(root.path(), &["figure", "escape", "--theta", "gaussian:mean=1:sd=1"], "mean 0");
+    refused(root.path(), &["figure", "escape", "--engine", "direct"], "engine");
+    refused(root.path(), &["figure", "escape", "--initial", "given"], "initial");
+    refused(root.path(), &["figure", "hierarchy", "--initial", "random"], "initial");
     refused(root.path(), &["figure", "spectrum", "--from", "escape"], "escape");
     refused(root.path(), &["figure", "escape", "--from", "spectrum"], "escape");
 }
@@ -426,7 +434,7 @@ fn bad_input_is_one_line_and_exit_code_2() {
     let cases: &[(&[&str], &str)] = &[
         (&["flow", "--m0", "1,0;0,1", "--r0", "1,0;0,0.5"], "positive semi-definite"),
         (&["loss", "--m", "1,0", "--r", "0.5"], "positive semi-definite"),
-        (&["loss"], "m: the loss needs"),
+        (&["loss"], "m: the loss, or stability at a point, needs"),
         (&["loss", "--m", "1,0", "--b", "1"], "b: the bias rule is none"),
         (&["flow", "--length", "1"], "length"),
         (&["simulate", "--dimension", "5"], "D >= H + F = 6"),
@@ -519,7 +527,7 @@ fn ctrl_c_keeps_what_was_recorded() {
         ["simulate", "--dimension", "200", "--tau", "100000", "--records", "100001", "--replicas", "5"];
     let long_flow = ["flow", "--tau", "20000", "--records", "20001", "--points", "65536", "--scrambles", "5"];
     let long_comparison =
-        ["compare", "--dimensions", "200,400", "--tau", "100000", "--records", "50001", "--points", "64"];
+        ["compare", "--dimensions", "200,400", "--tau", "100000", "--records", "10001", "--points", "64"];
     for (name, arguments) in [("s", &long_simulation[..]), ("f", &long_flow[..]), ("c", &long_comparison[..])] {
         let child = Command::new(env!("CARGO_BIN_EXE_headflow"))
             .args(arguments)

@@ -32,7 +32,7 @@ fn second_stage(length: usize, signal: f64, points: usize) -> (f64, f64) {
     let near = OrderParameters::new(m.clone(), &m * m.transpose(), vec![0.0; 4]).unwrap();
     let evaluators = std::slice::from_ref(&evaluator);
     let at = stationary_near(evaluators, &near, 0.0, 3.0, 1e-6).unwrap();
-    let stability = linearise(evaluators, &at).unwrap();
+    let stability = linearise(evaluators, &at, &Unwatched).unwrap();
     let rate = |pair: usize| {
         let sign = |h: usize| if h / 2 == 0 { 1.0 } else { -1.0 };
         stability.rate_along(&DMatrix::from_fn(4, 2, |h, f| if f == 1 && h % 2 == pair { sign(h) } else { 0.0 }))

@@ -214,7 +214,7 @@ pub fn resume(
         return Err(Error::invalid(
             "replicas",
             format!(
-                "{} replicas at D = {} need {} GiB, above the limit of {} GiB: use fewer, and several seeds",
+                "{} replicas at D = {} need {} GiB, above the limit of {} GiB: use fewer, or a shorter sequence",
                 options.replicas,
                 sgd.dimension,
                 bytes >> 30,

@@ -46,18 +46,24 @@ pub fn first_passage(
 fn passage(mut replica: Replica, target: &Target<'_>, watch: &dyn Watch) -> Result<Option<f64>, Error> {
     let time_step = replica.sgd().time_step();
     let stride = ((RESOLUTION / time_step) as u64).max(1);
+    let look = replica.stride(replica.overlaps().0.nrows());
     let measure = |replica: &Replica| (target.measure)(&replica.overlaps().0);
     let (mut time, mut before) = (0.0, measure(&replica));
     if before >= target.threshold {
         return Ok(Some(0.0));
     }
     while time < target.last && !watch.interrupted() {
-        for _ in 0..stride {
-            if replica.advance().is_err() {
-                return Ok(None);
+        let mut left = stride;
+        while left > 0 && !watch.interrupted() {
+            let chunk = left.min(look);
+            for _ in 0..chunk {
+                if replica.advance().is_err() {
+                    return Ok(None);
+                }
             }
+            watch.advance(chunk);
+            left -= chunk;
         }
-        watch.advance(stride);
         let (now, next) = (measure(&replica), replica.steps() as f64 * time_step);
         if now >= target.threshold {
             let share = if before > 0.0 { (target.threshold / before).ln() / (now / before).ln() } else { 1.0 };

@@ -158,7 +158,8 @@ impl Chain {
                     for j in 0..h {
                         state.c[h * heads + j] = sd * f64::from(for_c[h * heads + j]);
                     }
-                    let attempt = Attempt { normal: f64::from(for_c[h * heads + h]), uniform: 0.0 };
+                    let uniform = unit(stream.words(1, address::START, h as u32)[0]);
+                    let attempt = Attempt { normal: f64::from(for_c[h * heads + h]), uniform };
                     let freedom = (sgd.dimension - features - h) as u64;
                     state.c[h * heads + h] = sd * chi_square(freedom, attempt, &stream, u64::MAX, h).sqrt();
                 }
@@ -187,6 +188,9 @@ impl Chain {
                     "holds {lengths:?} numbers for m, C, b, which is not the shape of {heads} heads and {features} features"
                 ),
             ));
+        }
+        if (0..heads).any(|h| state.c[h * heads..(h + 1) * heads].iter().skip(h + 1).any(|v| *v != 0.0)) {
+            return Err(Error::invalid("checkpoint", "holds a factor C that is not lower triangular"));
         }
         if !state.m.iter().chain(&state.c).chain(&state.b).all(|v| v.is_finite()) {
             return Err(Error::invalid("checkpoint", "holds a number that is not finite"));
@@ -272,11 +276,6 @@ impl Chain {
         let r = &keys * keys.transpose();
         let b = biases(self.sgd.attention.bias, &r, &self.b);
         (keys.columns(0, self.features).into_owned(), r, b)
-    }
-
-    /// The alignment `m_hf` now.
-    pub fn alignment(&self, head: usize, feature: usize) -> f64 {
-        self.keys[head * (self.features + self.heads) + feature]
     }
 
     /// Takes one step.
@@ -602,7 +601,7 @@ fn gradient(
     }
 
     // R, a column for each pivot that does not vanish, and R T.
-    let rank = lower_factor(&mut space.root, heads);
+    let rank = lower_factor(&mut space.root, heads, |h| squares[h * (h + 1) / 2 + h]);
     let columns_of_t = rank.min(freedom.saturating_sub(1) as usize);
     let mut at = 0;
     for j in 0..columns_of_t {
@@ -631,16 +630,15 @@ fn gradient(
 }
 
 /// Turns the lower triangle of a positive semi-definite `S` (`n x n`) into a factor `R` of
-/// `S = R R^T` whose columns are those of the pivots that do not vanish, and returns their number.
+/// `S = R R^T` whose columns are those of the pivots that do not vanish, and returns their number. Entries
+/// of `S` are differences of numbers of size `size(row)`: a pivot within their rounding is none.
 #[inline(always)]
-fn lower_factor(s: &mut [f64], n: usize) -> usize {
-    let trace: f64 = (0..n).map(|h| s[h * n + h]).sum();
-    let tolerance = 1e-14 * trace;
+fn lower_factor(s: &mut [f64], n: usize, size: impl Fn(usize) -> f64) -> usize {
     let mut rank = 0;
     // Column j of S gives column `rank` of R, which is never to its right.
     for j in 0..n {
         let pivot = s[j * n + j] - (0..rank).map(|k| s[j * n + k] * s[j * n + k]).sum::<f64>();
-        if pivot <= tolerance {
+        if pivot <= 1e-13 * size(j) {
             s[j * n + rank] = 0.0;
             continue;
         }

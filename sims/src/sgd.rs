@@ -220,19 +220,23 @@ impl Sgd {
                 .saturating_mul(kernels::stride(self.dimension.min(1 << 33)))
                 .saturating_mul(size_of::<f32>()),
             Engine::Overlap => {
-                self.task.length().saturating_mul(16 * (self.task.features() + 3 * heads + 4)).saturating_add(1 << 14)
+                let tokens = self.task.length().saturating_mul(16 * (self.task.features() + 3 * heads + 4));
+                // Partial sums of eight for every product, and a handful of H x H matrices.
+                tokens.saturating_add(64 * heads * (self.task.features() + 3 * heads + 4)).saturating_add(1 << 14)
             }
         }
     }
 
-    /// Random numbers that one step draws.
+    /// The work of one step, in units of a random number.
     pub(crate) fn numbers_per_step(&self, heads: usize) -> usize {
-        let rows = match self.engine {
-            Engine::Direct => self.dimension,
-            // A step of the chain is more than its random numbers.
-            Engine::Overlap => 10 * (self.task.features() + heads + 1),
-        };
-        self.batch.saturating_mul(self.task.length()).saturating_mul(rows)
+        match self.engine {
+            Engine::Direct => self.batch.saturating_mul(self.task.length()).saturating_mul(self.dimension),
+            // A step of the chain is more than its random numbers: products, and factors of H x H matrices.
+            Engine::Overlap => {
+                let products = 10 * self.task.length() * (self.task.features() + heads + 1) * (1 + heads / 4);
+                self.batch.saturating_mul(products.saturating_add(4 * heads * heads * heads))
+            }
+        }
     }
 
     /// Time that one step advances: `gamma / D`.

@@ -9,10 +9,10 @@ use headflow::model::series::Series;
 use headflow::model::{Error, OrderParameters, Theta, Watch, mean_and_error};
 use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::Engine;
-use headflow::spec::{Purpose, Spec, overlay};
-use headflow::theory::escape::{Escape, departure, time_of_growth};
+use headflow::spec::{Initial, Purpose, Spec, overlay};
+use headflow::theory::escape::{Escape, Rates, departure};
 use headflow::theory::moments::Coordinates;
-use headflow::theory::stability::{Kind, Stability, linearise, unspecialised, zero};
+use headflow::theory::stability::{Kind, Mode, Stability, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
 use nalgebra::DMatrix;
 use serde_json::{Value, json};
@@ -20,11 +20,10 @@ use serde_json::{Value, json};
 use super::figure::{failed, finish};
 use super::flow::integrate;
 use super::simulate::{replicas, route_name, series, simulate};
-use super::stability;
 use super::stages::entry;
 use super::{Clock, document, ensemble_route, exit_code, say, theory_route};
 use crate::cli::Request;
-use crate::progress::Progress;
+use crate::progress::{Interruptible, Progress};
 
 /// Fields that a figure starts from, where it has its own, and what its spec is completed for.
 pub fn defaults(figure: &str) -> Option<(Value, Purpose)> {
@@ -92,14 +91,11 @@ fn own(figure: &str, request: &Request) -> Result<Spec, Error> {
     completed(fields, purpose, request)
 }
 
+/// Draws a result folder to files of a stem.
+type Draw = dyn Fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>;
+
 /// Draws into the output folder of a figure whose results lie in `from`.
-fn draw(
-    request: &Request,
-    spec: &Spec,
-    clock: &Clock,
-    from: &Path,
-    figure: &dyn Fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>,
-) -> Result<(), Error> {
+fn draw(request: &Request, spec: &Spec, clock: &Clock, from: &Path, figure: &Draw) -> Result<(), Error> {
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| from.into()) } else { from.into() };
     std::fs::create_dir_all(&out)
         .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
@@ -164,6 +160,9 @@ impl Curve {
             text.push('\n');
         }
         let (slope, error) = self.slope();
+        if !(slope.is_finite() && error > 0.0) {
+            return text + &format!("  no slope: it takes two dimensions from {SMALLEST_FITTED} on\n");
+        }
         text += &format!("  slope in ln D, from D = {SMALLEST_FITTED}: {slope:.4} +- {error:.4}\n");
         for line in &self.slopes {
             let claimed = line["slope"].as_f64().unwrap_or(f64::NAN);
@@ -185,8 +184,8 @@ pub fn escape(request: &Request) -> Result<u8, Error> {
         Place::There(from) => (from, 0),
         Place::New(mut folder) => {
             let curves = escape_curves(&spec, request.quiet)?;
-            if crate::progress::interrupted() {
-                return Ok(exit_code(&headflow::model::StopReason::Interrupted { time: 0.0 }));
+            if Interruptible.interrupted() {
+                return Err(Error::invalid("figure", "interrupted"));
             }
             let text: String = curves.iter().map(Curve::text).collect();
             let escape = json!({
@@ -209,47 +208,62 @@ pub fn escape(request: &Request) -> Result<u8, Error> {
     Ok(code)
 }
 
-fn fastest(stability: &Stability, feature: usize) -> Option<f64> {
-    let mut modes = stability.modes.iter();
-    modes.find(|m| m.kind == Kind::Specialising && m.feature_weights[feature] > 0.5).map(|m| m.rate)
+fn fastest(stability: &Stability, feature: usize) -> Option<&Mode> {
+    stability.modes.iter().find(|m| m.kind == Kind::Specialising && m.feature_weights[feature] > 0.5)
 }
 
 fn escape_curves(spec: &Spec, quiet: bool) -> Result<Vec<Curve>, Error> {
+    let wrong = |field: &str, problem: &str| Err(Error::invalid(field, problem));
+    if spec.engines() != [Engine::Overlap] {
+        return wrong("engine", "escape times are those of the overlap chain; leave it out");
+    }
+    if spec.initial != Initial::Random || spec.key_scale == 0.0 {
+        return wrong("initial", "escape starts from random keys, with a key_scale above 0");
+    }
+    if spec.replicas < 2 || spec.head_count() < 2 {
+        return wrong("replicas", "escape needs 2 replicas for an error, and 2 heads to come apart");
+    }
     let evaluators = spec.evaluators()?;
     let noise = spec.gamma / spec.batch as f64;
     let second = spec.theta.second_moment();
-    let feature = (0..spec.theta.features()).max_by(|&i, &j| second[(i, i)].total_cmp(&second[(j, j)])).unwrap_or(0);
+    let features = spec.theta.features();
+    let feature = (0..features).max_by(|&i, &j| second[(i, i)].total_cmp(&second[(j, j)])).unwrap_or(0);
     if spec.theta.mean().iter().any(|m| m.abs() > 1e-12) {
-        return Err(Error::invalid(
-            "theta",
-            "escape needs a theta with mean 0; the curve with a mean is added beside it",
-        ));
+        return wrong("theta", "escape needs a theta with mean 0; the curve with a mean is added beside it");
+    }
+    if (0..features).any(|f| f != feature && second[(f, feature)].abs() > 1e-9 * second[(feature, feature)]) {
+        return wrong("theta", "escape follows one feature: give a theta without correlations between features");
     }
     let scale = second[(feature, feature)].sqrt();
+
+    // The spectrum first: without growth there is nothing to wait for.
+    let held = linearise(&evaluators, &unspecialised(&evaluators, noise)?, &Interruptible)?;
+    let origin = linearise(&evaluators, &zero(&evaluators[0])?, &Interruptible)?;
+    let mut slopes = Vec::new();
+    for (stability, words) in [(&held, "stationary point with γ"), (&origin, "k = 0")] {
+        let Some(rate) = fastest(stability, feature).map(|mode| mode.rate).filter(|rate| *rate > 0.0) else {
+            return Err(Error::invalid("theta", format!("no specialising mode grows at the {words}: nothing escapes")));
+        };
+        slopes.push(json!({"label": format!("κ = {rate:.4}: {words}"), "rate": rate, "slope": 0.5 / rate}));
+    }
 
     // The specialising mode: alignments less their mean over heads.
     let apart = |m: &DMatrix<f64>| {
         let mean = m.column(feature).mean();
         m.column(feature).iter().map(|v| (v - mean).powi(2)).sum::<f64>().sqrt()
     };
-    let mut specialisation =
-        measured(spec, &format!("{}: specialisation", in_words(&spec.theta)), &apart, spec.on * scale, quiet)?;
-    let held = linearise(&evaluators, &unspecialised(&evaluators, noise)?)?;
-    let origin = linearise(&evaluators, &zero(&evaluators[0])?)?;
-    for (stability, words) in [(&held, "stationary point with γ"), (&origin, "k = 0")] {
-        let Some(rate) = fastest(stability, feature).filter(|rate| *rate > 0.0) else {
-            return Err(Error::invalid("theta", format!("no specialising mode grows at the {words}: nothing escapes")));
-        };
-        specialisation.slopes.push(json!({
-            "label": format!("κ = {rate:.4}: {words}"), "rate": rate, "slope": 0.5 / rate,
-        }));
-    }
+    let label = format!("{}: specialisation", in_words(&spec.theta));
+    let mut specialisation = measured(spec, &label, &apart, spec.on * scale, quiet)?;
+    specialisation.slopes = slopes;
     // The constant as well: growth along the overlaps' own way to their stationary value.
-    if let Some(escape) = stability::escape(spec, &held, feature, spec.gamma)? {
-        let escape = Escape { threshold: spec.on * scale, ..escape };
-        let (times, rates) = stability::settling_rates(spec, &evaluators[0], feature, &escape)?;
-        let predicted =
-            |d: usize| Some(time_of_growth(&times, &rates, escape.growth(d as f64))).filter(|t| t.is_finite());
+    if let Some(mode) = fastest(&held, feature)
+        && let Some(shape) = mode.basis.first()
+        && let law = (spec.key_scale * spec.key_scale, noise, spec.on)
+        && let Some(escape) = Escape::of_mode(&evaluators[0], &held, mode, law, spec.seed)?
+    {
+        let b0 = spec.b0.clone().unwrap_or_else(|| vec![0.0; spec.head_count()]);
+        let rates = Rates::of_settling(&evaluators[0], &escape, shape, &b0, noise, &Interruptible)?;
+        let predicted = |d: usize| Some(rates.time(&escape, d as f64)).filter(|t| t.is_finite());
         specialisation.predicted = specialisation.dimensions.iter().map(|&d| predicted(d)).collect();
     }
 
@@ -319,18 +333,27 @@ fn in_words(theta: &Theta) -> String {
 pub fn hierarchy(request: &Request) -> Result<u8, Error> {
     let clock = Clock::start();
     let spec = own("hierarchy", request)?;
+    if spec.initial == Initial::Random {
+        return Err(Error::invalid(
+            "initial",
+            "hierarchy starts the flow and the chain from the same overlaps: leave it out",
+        ));
+    }
     let (from, code) = match place(request, "hierarchy")? {
         Place::There(from) => (from, 0),
         Place::New(mut folder) => {
             let evaluators = spec.evaluators()?;
             let flow = integrate(&evaluators[..1], &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
+            if !flow.stop.as_requested() {
+                return Err(Error::invalid("flow", flow.stop.describe()));
+            }
             let path = &flow.estimate.mean;
             let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
             let noise = spec.gamma / spec.batch as f64;
             let mut predicted = Vec::new();
             let mut text = format!("theory\n{}", found.describe());
             for (index, plateau) in found.plateaus.iter().enumerate() {
-                let departure = departure(&evaluators, path, plateau, noise, &spec.criteria())?;
+                let departure = departure(&evaluators, path, plateau, noise, &spec.criteria(), &Interruptible)?;
                 let end = path.times.last().copied().unwrap_or(0.0);
                 if let Some(next) = departure.learned.first().filter(|p| p.time <= end) {
                     let label = format!("s{} predicted from plateau {}", next.feature + 1, index + 1);
@@ -383,12 +406,13 @@ pub fn spectrum(request: &Request) -> Result<u8, Error> {
             let path = &flow.estimate.mean;
             let progress = Progress::new("spectrum", path.times.len() as u64, false, request.quiet);
             let (mut rates, mut kinds): (Vec<Vec<Option<f64>>>, Vec<Vec<Kind>>) = Default::default();
+            if !flow.stop.as_requested() {
+                return Err(Error::invalid("flow", flow.stop.describe()));
+            }
             for t in 0..path.times.len() {
-                if progress.interrupted() {
-                    break;
-                }
                 let point = OrderParameters::new(path.m(t), path.r(t), path.b(t))?;
-                let stability = linearise(&evaluators[..1], &Coordinates::of(&point, &spec.attention()))?;
+                let stability =
+                    linearise(&evaluators[..1], &Coordinates::of(&point, &spec.attention()), &Interruptible)?;
                 let each = || stability.modes.iter().flat_map(|m| std::iter::repeat_n(m, m.degeneracy));
                 rates.push(each().map(|m| Some(m.rate)).collect());
                 kinds.push(each().map(|m| m.kind).collect());

@@ -43,11 +43,12 @@ pub fn run(request: &Request) -> Result<u8, Error> {
             ));
         }
     }
-    // Figures of the dynamics have defaults of their own.
+    // Figures of the dynamics have defaults of their own, a resumed run its own spec.
     let own = request.figure.as_deref().and_then(dynamics::defaults);
-    let spec = match own {
-        Some((fields, purpose)) => dynamics::completed(fields, purpose, request)?,
-        None => Spec::from_map(&request.fields)?.complete(purpose)?,
+    let spec = match (own, &request.resume) {
+        (Some((fields, purpose)), _) => dynamics::completed(fields, purpose, request)?,
+        (None, Some(folder)) => simulate::saved_spec(folder, request)?,
+        (None, None) => Spec::from_map(&request.fields)?.complete(purpose)?,
     };
     if request.print_spec {
         let document = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;

@@ -4,21 +4,18 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use headflow::folder::{Replicas, RunFolder};
+use headflow::folder::{CHECKPOINT, Replicas, RunFolder};
 use headflow::model::series::Series;
 use headflow::model::{Error, StopReason};
 use headflow::sims::ensemble::{self, Checkpoint, Ensemble, Keep};
 use headflow::sims::sgd::{Engine, Sgd, Start};
-use headflow::spec::{FIELDS, Purpose, Spec};
+use headflow::spec::{FIELDS, Purpose, Spec, overlay};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{Clock, document, drawn, ensemble_route, exit_code, last_state, print};
 use crate::cli::Request;
 use crate::progress::Progress;
-
-/// The file in a run's folder that holds an unfinished run.
-const CHECKPOINT: &str = "checkpoint.json";
 
 /// Time between two checkpoints.
 const BETWEEN_CHECKPOINTS: Duration = Duration::from_secs(20);
@@ -92,6 +89,11 @@ pub fn last_finite(ensemble: &Ensemble) -> String {
     format!("last finite state at tau = {time:e}: |k_h|^2 = [{}]; what was recorded is kept\n", norms.join(", "))
 }
 
+/// The spec of the unfinished run in `folder`.
+pub fn saved_spec(folder: &Path, request: &Request) -> Result<Spec, Error> {
+    read(folder, request).map(|(spec, _)| spec)
+}
+
 /// Reads the checkpoint of an unfinished run in `folder`; fields that were given must be its own.
 fn read(folder: &Path, request: &Request) -> Result<(Spec, Checkpoint), Error> {
     let path = folder.join(CHECKPOINT);
@@ -122,12 +124,13 @@ fn read(folder: &Path, request: &Request) -> Result<(Spec, Checkpoint), Error> {
     let Value::Object(fields) = saved.spec else { return Err(wrong("holds no spec".into())) };
     let spec = Spec::from_map(&fields)?.complete(Purpose::Simulate)?;
     if !request.fields.is_empty() {
-        let given = serde_json::to_value(Spec::from_map(&request.fields)?.complete(Purpose::Simulate)?)
+        // Fields that are given again must mean what they meant.
+        let mut fields = fields.clone();
+        overlay(&mut fields, request.fields.clone());
+        let given = serde_json::to_value(Spec::from_map(&fields)?.complete(Purpose::Simulate)?)
             .map_err(|e| wrong(e.to_string()))?;
         let own = serde_json::to_value(&spec).map_err(|e| wrong(e.to_string()))?;
-        // A field that was not given counts only where its default follows from those that were.
-        let differs = |name: &str| request.fields.contains_key(name) && own.get(name) != given.get(name);
-        if let Some(field) = FIELDS.iter().find(|f| differs(f.name)) {
+        if let Some(field) = FIELDS.iter().find(|f| own.get(f.name) != given.get(f.name)) {
             return Err(Error::invalid(
                 field.name,
                 format!(
@@ -160,7 +163,12 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     sgd.validate(&start)?;
     let mut folder = match &request.resume {
         Some(folder) => RunFolder::prepare(Some(folder), "simulate", true)?,
-        None => RunFolder::prepare(request.out.as_deref(), "simulate", request.force)?,
+        None => {
+            let mut folder = RunFolder::prepare(request.out.as_deref(), "simulate", request.force)?;
+            // Of an older run that --force drops.
+            folder.remove(CHECKPOINT)?;
+            folder
+        }
     };
     let own = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;
     let saved = |checkpoint: Checkpoint| {

@@ -1,12 +1,12 @@
 //! `headflow stability`: growth rates at stationary points, what grows, and when it leaves.
 
 use headflow::folder::RunFolder;
-use headflow::model::{Activation, Bias, Error, OrderParameters, Unwatched, Watch};
+use headflow::model::{Activation, Bias, Error, Watch};
 use headflow::spec::{At, Spec};
-use headflow::theory::escape::{Escape, departure, noise_of_mode, rates_along, time_of_growth};
+use headflow::theory::escape::{Escape, Rates, departure};
 use headflow::theory::moments::Coordinates;
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
-use headflow::theory::stability::{Direction, Kind, Stability, check_stationary, linearise, unspecialised, zero};
+use headflow::theory::stability::{Stability, check_stationary, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
 use nalgebra::DMatrix;
 use serde_json::{Value, json};
@@ -14,23 +14,34 @@ use serde_json::{Value, json};
 use super::flow::integrate;
 use super::{Clock, document, print};
 use crate::cli::Request;
-use crate::progress::Progress;
+use crate::progress::{Interruptible, Progress};
 
 /// Dimensions for which escape times are told, unless the spec names some.
 const DIMENSIONS: [usize; 3] = [100, 10_000, 1_000_000];
-
-/// Fresh samples for the noise of a mode.
-const NOISE_SAMPLES: usize = 1 << 16;
 
 /// Strength, in units of `1 / sqrt(E theta_f^2)`, at which a mode has left: small, so that growth is
 /// still exponential.
 const LEFT: f64 = 0.1;
 
-/// Times at which the rate is followed while the overlaps settle.
-const RATES: u32 = 24;
+/// The escape of one family of modes.
+struct Leaving {
+    /// The family in words.
+    mode: String,
+    /// The feature that it is mostly along.
+    feature: usize,
+    escape: Escape,
+    /// With noise: the rates while the overlaps of the keys settle.
+    rates: Option<Rates>,
+}
 
-/// Times and the rates at them.
-type Rates = (Vec<f64>, Vec<f64>);
+impl Leaving {
+    fn time(&self, dimension: usize) -> f64 {
+        match &self.rates {
+            Some(rates) => rates.time(&self.escape, dimension as f64),
+            None => self.escape.time(dimension as f64),
+        }
+    }
+}
 
 /// A linearisation and what was asked.
 struct Answer {
@@ -38,8 +49,7 @@ struct Answer {
     description: String,
     gamma: f64,
     stability: Stability,
-    /// Feature, law, and with noise the rates along the overlaps' way to the fixed point.
-    escapes: Vec<(usize, Escape, Option<Rates>)>,
+    escapes: Vec<Leaving>,
     predicted: Vec<Value>,
 }
 
@@ -52,7 +62,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let answers = match spec.at {
         Some(At::Point) => vec![at_point(spec, &evaluators)?],
         Some(At::Plateaus) => at_plateaus(spec, &evaluators, request.quiet, &mut notes)?,
-        _ => at_unspecialised(spec, &evaluators, request.quiet)?,
+        _ => at_unspecialised(spec, &evaluators, request.quiet, &mut notes)?,
     };
     let dimensions = spec.dimensions.clone().unwrap_or_else(|| DIMENSIONS.to_vec());
     let mut text: String = answers.iter().map(|answer| answer.text(&dimensions)).collect();
@@ -83,37 +93,49 @@ fn at_point(spec: &Spec, evaluators: &[QuasiMonteCarlo]) -> Result<Answer, Error
     Answer::new("point", "the given point".into(), gamma, spec, evaluators, &at)
 }
 
-fn at_unspecialised(spec: &Spec, evaluators: &[QuasiMonteCarlo], quiet: bool) -> Result<Vec<Answer>, Error> {
+fn at_unspecialised(
+    spec: &Spec,
+    evaluators: &[QuasiMonteCarlo],
+    quiet: bool,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Answer>, Error> {
     let progress = Progress::new("stability", 3, false, quiet);
     let noise = spec.gamma / spec.batch as f64;
     let origin = zero(&evaluators[0])?;
     let mut answers = vec![Answer::new("zero", zero_in_words(spec), 0.0, spec, evaluators, &origin)?];
     progress.advance(1);
-    let common = unspecialised(evaluators, 0.0)?;
-    // Without a mean of theta it is k = 0 itself.
-    if common.m.amax() > 0.0 {
-        let words = "unspecialised fixed point of gradient flow: all heads equal".into();
-        answers.push(Answer::new("unspecialised", words, 0.0, spec, evaluators, &common)?);
+    match unspecialised(evaluators, 0.0) {
+        // Without a mean of theta it is k = 0 itself.
+        Ok(common) if common.m.amax() > 0.0 => {
+            let words = "unspecialised fixed point of gradient flow: all heads equal".into();
+            answers.push(Answer::new("unspecialised", words, 0.0, spec, evaluators, &common)?);
+        }
+        Ok(_) => {}
+        Err(error) => notes.push(format!("gradient flow: {error}")),
     }
     progress.advance(1);
     if noise > 0.0 {
-        let held = unspecialised(evaluators, noise)?;
-        let centred = held.m.amax() == 0.0;
-        let words = if centred {
-            "unspecialised fixed point of the flow with its noise term: all heads equal (modes along the features; \
-             others change the noise itself)"
-        } else {
-            "unspecialised fixed point of the flow with its noise term: all heads equal (minus the Hessian there: terms of \
-             order gamma are missing)"
-        };
-        let name = "unspecialised-with-noise";
-        let mut answer = Answer::new(name, words.into(), spec.gamma, spec, evaluators, &held)?;
-        if centred {
-            answer.stability = answer.stability.along_features();
+        match unspecialised(evaluators, noise) {
+            Ok(held) => {
+                let words = format!(
+                    "unspecialised fixed point of the flow with its noise term: all heads equal\n  ({})",
+                    with_noise(&held)
+                );
+                answers.push(Answer::new("unspecialised-with-noise", words, spec.gamma, spec, evaluators, &held)?);
+            }
+            Err(error) => notes.push(format!("gamma = {}: {error}", spec.gamma)),
         }
-        answers.push(answer);
     }
     Ok(answers)
+}
+
+/// What rates mean where noise holds the point.
+fn with_noise(at: &Coordinates) -> &'static str {
+    if at.m.amax() == 0.0 {
+        "rates along the features, exact there; other modes change the noise itself and are left out"
+    } else {
+        "rates along the features, without terms of order gamma; other modes change the noise itself and are left out"
+    }
 }
 
 fn zero_in_words(spec: &Spec) -> String {
@@ -134,6 +156,9 @@ fn at_plateaus(
     let noise = spec.gamma / spec.batch as f64;
     // One scramble's flow: several may end in different, equivalent states.
     let flow = integrate(&evaluators[..1], &spec.start()?, &spec.flow_options(), "flow", quiet)?;
+    if !flow.stop.as_requested() {
+        return Err(Error::invalid("flow", flow.stop.describe()));
+    }
     let path = &flow.estimate.mean;
     let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
     let mut answers = Vec::new();
@@ -146,11 +171,17 @@ fn at_plateaus(
             plateau.end,
             patterns.join(", ")
         );
-        let departure = departure(evaluators, path, plateau, noise, &spec.criteria())?;
+        let departure = departure(evaluators, path, plateau, noise, &spec.criteria(), &Interruptible)?;
         if let Some(passage) = &departure.passage {
             notes.push(format!("plateau {}: linearised where it moves least: {passage}", index + 1));
         }
-        let mut answer = Answer::of("plateau", words, spec.gamma, departure.stability);
+        let (words, stability) = match noise {
+            0.0 => (words, departure.stability),
+            _ => {
+                (format!("{words}\n  ({})", with_noise(&departure.stability.at)), departure.stability.along_features())
+            }
+        };
+        let mut answer = Answer::of("plateau", words, spec.gamma, stability);
         let observed = |feature| found.order.iter().find(|l| l.feature == feature).map(|l| l.time);
         answer.predicted = departure
             .learned
@@ -175,18 +206,13 @@ impl Answer {
         evaluators: &[QuasiMonteCarlo],
         at: &Coordinates,
     ) -> Result<Self, Error> {
-        let stability = linearise(evaluators, at)?;
+        let stability = linearise(evaluators, at, &Interruptible)?;
         let mut answer = Self::of(name, description, gamma, stability);
         if answer.stability.at.m.amax() == 0.0 {
-            for feature in 0..spec.theta.features() {
-                if let Some(escape) = escape(spec, &answer.stability, feature, gamma)? {
-                    let rates = match gamma {
-                        0.0 => None,
-                        _ => Some(settling_rates(spec, &evaluators[0], feature, &escape)?),
-                    };
-                    answer.escapes.push((feature, escape, rates));
-                }
-            }
+            answer.escapes = escapes(spec, &answer.stability, gamma, evaluators)?;
+        }
+        if gamma > 0.0 {
+            answer.stability = answer.stability.along_features();
         }
         Ok(answer)
     }
@@ -199,12 +225,14 @@ impl Answer {
         let escapes: Vec<Value> = self
             .escapes
             .iter()
-            .map(|(feature, escape, rates)| {
-                let times: Vec<f64> = dimensions.iter().map(|&d| leaving(escape, rates.as_ref(), d)).collect();
+            .map(|leaving| {
+                let escape = &leaving.escape;
+                let times: Vec<f64> = dimensions.iter().map(|&d| leaving.time(d)).collect();
                 json!({
-                    "feature": feature, "rate": escape.rate, "modes": escape.modes, "slope": escape.slope(),
-                    "dimensions": dimensions, "times": times, "standard_deviation": escape.deviation(),
-                    "size": escape.size, "noise": escape.noise, "threshold": escape.threshold,
+                    "mode": leaving.mode, "feature": leaving.feature, "rate": escape.rate, "modes": escape.modes,
+                    "slope": escape.slope(), "dimensions": dimensions, "times": times,
+                    "standard_deviation": escape.deviation(), "size": escape.size, "noise": escape.noise,
+                    "threshold": escape.threshold, "settling": leaving.rates,
                 })
             })
             .collect();
@@ -223,7 +251,8 @@ impl Answer {
         }
         text.push('\n');
         let (r, heads) = (at.r(), at.m.nrows());
-        let same = (1..heads).all(|h| at.m.row(h) == at.m.row(0) && (r[(h, h)] - r[(0, 0)]).abs() < 1e-9);
+        let alike = |h: usize| at.m.row(h) == at.m.row(0) && at.b[h] == at.b[0] && (r[(h, h)] - r[(0, 0)]).abs() < 1e-9;
+        let same = (1..heads).all(alike);
         for head in 0..if same { 1 } else { heads } {
             let m: Vec<String> = at.m.row(head).iter().map(|m| format!("{m:+.4}")).collect();
             let who = if same { "every head".into() } else { format!("head {head}") };
@@ -236,21 +265,18 @@ impl Answer {
             let rate = if mode.rate.abs() < 5e-6 { 0.0 } else { mode.rate };
             text += &format!("  {rate:>+10.5} {error:>9} {:>6}  {}\n", mode.degeneracy, mode.describe());
         }
-        for (feature, escape, rates) in &self.escapes {
-            let time = |d: usize| match leaving(escape, rates.as_ref(), d) {
+        for leaving in &self.escapes {
+            let time = |d: usize| match leaving.time(d) {
                 time if time.is_finite() => format!("{time:.2} at D = {d}"),
                 _ => format!("never at D = {d}"),
             };
             let times: Vec<String> = dimensions.iter().map(|&d| time(d)).collect();
-            let keys = match rates {
-                Some(_) => {
-                    format!("random keys of size {}, rate followed as their overlaps settle", escape.size.sqrt())
-                }
-                None => format!("random keys of size {}, as if small", escape.size.sqrt()),
-            };
+            let how = if leaving.rates.is_some() { "rate followed as their overlaps settle" } else { "as if small" };
+            let escape = &leaving.escape;
             text += &format!(
-                "  escape along s{} ({keys}): tau = {} (+- {:.2}); slope {:.4} in ln D\n",
-                feature + 1,
+                "  escape, {} (random keys of size {}, {how}): tau = {} (+- {:.2}); slope {:.4} in ln D\n",
+                leaving.mode,
+                escape.size.sqrt(),
                 times.join(", "),
                 escape.deviation(),
                 escape.slope()
@@ -270,57 +296,29 @@ impl Answer {
     }
 }
 
-/// Mean escape time at dimension `D`.
-fn leaving(escape: &Escape, rates: Option<&Rates>, dimension: usize) -> f64 {
-    let growth = escape.growth(dimension as f64);
-    match rates {
-        Some((times, rates)) => time_of_growth(times, rates, growth),
-        None => escape.time(dimension as f64),
-    }
-}
-
-/// The rate along `feature` while the overlaps of random keys, and the biases, follow the flow at `m = 0`.
-pub fn settling_rates(
+/// The escapes of the growing specialising families of a linearisation at `m = 0`.
+fn escapes(
     spec: &Spec,
-    evaluator: &QuasiMonteCarlo,
-    feature: usize,
-    escape: &Escape,
-) -> Result<Rates, Error> {
-    let heads = spec.head_count();
-    let r = DMatrix::identity(heads, heads) * escape.size;
-    let b = spec.b0.clone().unwrap_or_else(|| vec![0.0; heads]);
-    let start = OrderParameters::new(DMatrix::zeros(heads, spec.theta.features()), r, b)?;
-    let horizon = escape.time(1e8).max(1.0);
-    let times: Vec<f64> = (0..=RATES).map(|k| horizon * f64::from(k) / f64::from(RATES)).collect();
-    let noise = spec.gamma / spec.batch as f64;
-    let rates = rates_along(evaluator, &start, feature, noise, &times, &Unwatched)?;
-    Ok((times, rates))
-}
-
-/// Escape along `feature` from random keys of size `key_scale` under the learning rate `gamma`, if its
-/// specialising modes grow.
-pub fn escape(spec: &Spec, stability: &Stability, feature: usize, gamma: f64) -> Result<Option<Escape>, Error> {
-    let of_feature = |m: &&headflow::theory::stability::Mode| {
-        m.kind == Kind::Specialising && m.direction == Direction::Feature(feature) && m.rate > 0.0
-    };
-    let Some(mode) = stability.modes.iter().find(of_feature) else { return Ok(None) };
-    let (task, attention) = (spec.task()?, spec.attention());
-    let size = spec.key_scale * spec.key_scale;
-    if size == 0.0 {
-        return Ok(None);
+    stability: &Stability,
+    gamma: f64,
+    evaluators: &[QuasiMonteCarlo],
+) -> Result<Vec<Leaving>, Error> {
+    let (size, noise) = (spec.key_scale * spec.key_scale, gamma / spec.batch as f64);
+    let b0 = spec.b0.clone().unwrap_or_else(|| vec![0.0; spec.head_count()]);
+    let mut all = Vec::new();
+    for mode in &stability.modes {
+        let Some(escape) = Escape::of_mode(&evaluators[0], stability, mode, (size, noise, LEFT), spec.seed)? else {
+            continue;
+        };
+        let rates = match mode.basis.first() {
+            Some(shape) if gamma > 0.0 => {
+                Some(Rates::of_settling(&evaluators[0], &escape, shape, &b0, noise, &Interruptible)?)
+            }
+            _ => None,
+        };
+        let weights = mode.feature_weights.iter().enumerate();
+        let feature = weights.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(f, _)| f);
+        all.push(Leaving { mode: mode.describe(), feature, escape, rates });
     }
-    // The noise of a mode is that at the keys themselves: independent, of this size, beside the common one.
-    let heads = stability.at.m.nrows();
-    let r = stability.at.r() + DMatrix::identity(heads, heads) * size;
-    let point = OrderParameters::new(stability.at.m.clone(), r, stability.at.b.clone())?;
-    let at = Coordinates::of(&point, &spec.attention());
-    let shape = DMatrix::from_fn(heads, task.features(), |h, f| mode.m[h][f]);
-    let (noise, _) = noise_of_mode(&task, &attention, &at, &shape, NOISE_SAMPLES, spec.seed)?;
-    Ok(Some(Escape {
-        rate: mode.rate,
-        modes: mode.degeneracy,
-        size,
-        noise: gamma / spec.batch as f64 * noise,
-        threshold: LEFT * spec.theta.second_moment()[(feature, feature)].sqrt(),
-    }))
+    Ok(all)
 }

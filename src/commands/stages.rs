@@ -61,8 +61,17 @@ fn read(request: &Request, from: &std::path::Path) -> Result<u8, Error> {
     let all = read_csv(std::io::BufReader::new(file), &place)?;
     let (mut text, mut entries) = (String::new(), Vec::new());
     for route in &all {
-        let found = stages(&route.values, &spec.theta.second_moment(), &spec.criteria())
-            .map_err(|e| Error::unreadable(format!("{place}, route \"{}\"", route.route), e))?;
+        let found = match stages(&route.values, &spec.theta.second_moment(), &spec.criteria()) {
+            Ok(found) => found,
+            // Routes that have stages are told all the same, unless this was the last chance.
+            Err(error) if entries.is_empty() && route.route == all[all.len() - 1].route => {
+                return Err(Error::unreadable(format!("{place}, route \"{}\"", route.route), error));
+            }
+            Err(error) => {
+                text += &format!("{}: {error}\n", route.route);
+                continue;
+            }
+        };
         text += &format!("{}\n{}", route.route, found.describe());
         if !route.route.contains("replica") && route.route != "theory" {
             text += "(a mean over replicas: it blurs what they do at different times; see the replica)\n";
@@ -78,6 +87,9 @@ fn flow(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let mut folder = RunFolder::prepare(request.out.as_deref(), "stages", request.force)?;
     let flow = integrate(&spec.evaluators()?, &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
+    if !flow.stop.as_requested() {
+        return Err(Error::invalid("flow", flow.stop.describe()));
+    }
     let found = stages(&flow.estimate.mean, &spec.theta.second_moment(), &spec.criteria())?;
     folder.write_series(&[Series::of_estimate("theory", &flow.estimate, &flow.trace)], &[])?;
     let route = theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics);
@@ -97,9 +109,12 @@ fn simulated(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let sgd = spec.sgd(dimension, spec.engines()[0])?;
     let ensemble = simulate(spec, &sgd, &spec.simulation_start()?, request.quiet)?;
     let name = route_name(&sgd);
-    folder.write_series(&series(&name, &ensemble), &[replicas(&name, &ensemble)])?;
+    if !ensemble.stop.as_requested() {
+        return Err(Error::invalid("simulation", ensemble.stop.describe()));
+    }
     let paths: Vec<&Trajectory> = ensemble.runs.iter().map(|run| &run.trajectory).collect();
     let (summary, entries) = tally(spec, &name, &paths)?;
+    folder.write_series(&series(&name, &ensemble), &[replicas(&name, &ensemble)])?;
     let rest = json!({
         "stop": ensemble.stop,
         "routes": [ensemble_route(&name, dimension, &ensemble)],
@@ -134,6 +149,7 @@ pub fn tally(spec: &Spec, name: &str, paths: &[&Trajectory]) -> Result<(Value, V
     let mut orders: BTreeMap<String, usize> = BTreeMap::new();
     let (mut entries, mut unclear) = (Vec::new(), Vec::new());
     let mut excursions = 0;
+    let mut first = None;
     for (index, path) in paths.iter().enumerate() {
         // One replica that is still moving does not spoil the table of all.
         match stages(path, &spec.theta.second_moment(), &spec.criteria()) {
@@ -144,8 +160,12 @@ pub fn tally(spec: &Spec, name: &str, paths: &[&Trajectory]) -> Result<(Value, V
                 excursions += usize::from(!found.excursions.is_empty());
                 entries.push(entry(&format!("{name} replica={index}"), &found));
             }
-            Err(error) if paths.len() == 1 => return Err(error),
-            Err(error) => unclear.push(json!({"replica": index, "problem": error.to_string()})),
+            // None of them has stages: what keeps the first from it is the answer.
+            Err(error) if entries.is_empty() && index + 1 == paths.len() => return Err(first.unwrap_or(error)),
+            Err(error) => {
+                unclear.push(json!({"replica": index, "problem": error.to_string()}));
+                first.get_or_insert(error);
+            }
         }
     }
     let to_list = |counts: BTreeMap<String, usize>| -> Vec<Value> {

@@ -25,7 +25,7 @@ use statrs::function::gamma::digamma;
 
 use crate::flow::{self, Options};
 use crate::moments::{Coordinates, Evaluator, Loss, Mean, Moments};
-use crate::stability::{Kind, Stability, linearise, stationary_near};
+use crate::stability::{Kind, Mode, Stability, linearise, rate_along, stationary_near};
 use crate::stages::{Criteria, Pattern, Plateau};
 
 /// A growing mode and where it starts.
@@ -69,6 +69,50 @@ impl Escape {
         slope.sqrt() * self.slope()
     }
 }
+
+impl Escape {
+    /// The escape of a growing specialising mode of `stability`, a linearisation at `m = 0`, from independent
+    /// keys `N(0, size / D)` under the learning rate `noise = gamma / B`. It has left when the norm of its
+    /// amplitudes is `strength` times the root mean square of theta along it: small, for growth to be exponential until then.
+    /// `None` for modes that do not grow, do not separate heads or are not along features.
+    ///
+    /// # Errors
+    /// As [`noise_of_mode`].
+    pub fn of_mode<E: Evaluator>(
+        evaluator: &E,
+        stability: &Stability,
+        mode: &Mode,
+        (size, noise, strength): (f64, f64, f64),
+        seed: u64,
+    ) -> Result<Option<Self>, Error> {
+        let along_features = mode.feature_weights.iter().sum::<f64>() > 0.95;
+        if mode.rate <= 0.0 || mode.kind != Kind::Specialising || !along_features || size <= 0.0 {
+            return Ok(None);
+        }
+        let Some(shape) = mode.basis.first() else { return Ok(None) };
+        let heads = shape.nrows();
+        // The noise is that at the keys themselves: independent, beside what they have in common.
+        let r = stability.at.r() + DMatrix::identity(heads, heads) * size;
+        let point = OrderParameters::new(stability.at.m.clone(), r, stability.at.b.clone())?;
+        let at = Coordinates::of(&point, evaluator.attention());
+        let strength_of_noise = match noise {
+            0.0 => 0.0,
+            _ => noise_of_mode(evaluator.task(), evaluator.attention(), &at, shape, NOISE_SAMPLES, seed)?.0,
+        };
+        let second = evaluator.task().theta().second_moment();
+        let spread = (shape * second).dot(shape) / shape.norm_squared();
+        Ok(Some(Self {
+            rate: mode.rate,
+            modes: mode.degeneracy,
+            size,
+            noise: noise * strength_of_noise,
+            threshold: strength * spread.sqrt(),
+        }))
+    }
+}
+
+/// Fresh samples for the noise of a mode.
+const NOISE_SAMPLES: usize = 1 << 16;
 
 /// `E[Y^2]`, the strength of SGD's noise on a mode of the alignments, and its standard error, over
 /// `samples` fresh samples. `mode` is `H x F` and counts as normalised.
@@ -175,6 +219,7 @@ pub fn departure<E: Evaluator>(
     plateau: &Plateau,
     noise: f64,
     criteria: &Criteria,
+    watch: &dyn Watch,
 ) -> Result<Departure, Error> {
     let evaluator = Mean::new(evaluators)?;
     let second = evaluator.task().theta().second_moment();
@@ -207,7 +252,7 @@ pub fn departure<E: Evaluator>(
             }
         }
     };
-    let stability = linearise(evaluators, &at)?;
+    let stability = linearise(evaluators, &at, watch)?;
     let displacement = trajectory.m(plateau.first) - &at.m;
     let mut learned: Vec<Predicted> = unlearned
         .iter()
@@ -254,15 +299,15 @@ impl<E: Evaluator> Evaluator for Held<'_, E> {
     }
 }
 
-/// The rate of the fastest specialising mode along `feature` at `times`, while the overlaps and biases
-/// follow the flow with `noise = gamma / B` from `start` and the alignments stay where they are.
+/// The rate along `mode` (`H x F`) at `times`, while the overlaps and biases follow the flow with
+/// `noise = gamma / B` from `start` and the alignments stay where they are.
 ///
 /// # Errors
-/// When the options are invalid, the flow does not reach the last time, or a point has no such mode.
+/// When the options are invalid, or the flow does not reach the last time.
 pub fn rates_along<E: Evaluator>(
     evaluator: &E,
     start: &OrderParameters,
-    feature: usize,
+    mode: &DMatrix<f64>,
     noise: f64,
     times: &[f64],
     watch: &dyn Watch,
@@ -270,22 +315,53 @@ pub fn rates_along<E: Evaluator>(
     let solution = flow::solve(&Held(evaluator), start, &Options::new(noise, times.to_vec()), watch)?;
     let path = &solution.trajectory;
     if path.times.len() < times.len() {
-        return Err(Error::invalid(
-            "times",
-            format!("the flow of the overlaps ended early: {}", solution.stop.describe()),
-        ));
+        let how = solution.stop.describe();
+        return Err(Error::invalid("times", format!("the flow of the overlaps ended early: {how}")));
     }
     (0..path.times.len())
         .map(|t| {
             let point = OrderParameters::new(path.m(t), path.r(t), path.b(t))?;
-            let at = Coordinates::of(&point, evaluator.attention());
-            let stability = linearise(std::slice::from_ref(evaluator), &at)?;
-            let separating = |weights: &[f64]| weights.get(feature).is_some_and(|w| *w > 0.5);
-            let mode = stability.modes.iter().find(|m| m.kind != Kind::Symmetric && separating(&m.feature_weights));
-            mode.map(|m| m.rate)
-                .ok_or_else(|| Error::invalid("feature", format!("no mode separates heads along feature {feature}")))
+            Ok(rate_along(evaluator, &Coordinates::of(&point, evaluator.attention()), mode))
         })
         .collect()
+}
+
+/// Times and the rates of a mode at them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Times `tau`, increasing from 0.
+    pub times: Vec<f64>,
+    /// The rate at each.
+    pub rates: Vec<f64>,
+}
+
+impl Rates {
+    /// The rate of `mode` while the overlaps of independent keys of squared norm `escape.size`, and the
+    /// biases from `b0`, follow the flow at `m = 0`: until the largest dimension of interest, `10^8`, has left.
+    ///
+    /// # Errors
+    /// As [`rates_along`].
+    pub fn of_settling<E: Evaluator>(
+        evaluator: &E,
+        escape: &Escape,
+        mode: &DMatrix<f64>,
+        b0: &[f64],
+        noise: f64,
+        watch: &dyn Watch,
+    ) -> Result<Self, Error> {
+        const COUNT: u32 = 24;
+        let r = DMatrix::identity(mode.nrows(), mode.nrows()) * escape.size;
+        let start = OrderParameters::new(mode * 0.0, r, b0.to_vec())?;
+        let horizon = escape.time(1e8).max(1.0);
+        let times: Vec<f64> = (0..=COUNT).map(|k| horizon * f64::from(k) / f64::from(COUNT)).collect();
+        let rates = rates_along(evaluator, &start, mode, noise, &times, watch)?;
+        Ok(Self { times, rates })
+    }
+
+    /// Mean time at which the modes of `escape` leave at dimension `D`; infinite if they never do.
+    pub fn time(&self, escape: &Escape, dimension: f64) -> f64 {
+        time_of_growth(&self.times, &self.rates, escape.growth(dimension))
+    }
 }
 
 /// The time at which the integral of `rates` over `times` (trapezoids; the last rate from then on)

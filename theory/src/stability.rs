@@ -9,7 +9,8 @@
 //!
 //! `J` is symmetric: rates are real, modes orthogonal. It is formed by central differences of the
 //! gradient, averaged over scrambles. Columns of `C` beyond its rank are directions that no key has
-//! a part in: all of them have the same block of `J`, so one stands for all.
+//! a part in: all of them have the same block of `J`, so one stands for all (none, where the keys
+//! span `H` directions and `C` has no empty column left).
 //!
 //! A mode's weight on `sum_h dk_h = 0` says whether it separates heads: 1 is specialising, 0
 //! symmetric. Modes of one rate are chosen to be as pure as they can be, in this weight and in
@@ -22,7 +23,7 @@
 //! [`Stability::along_features`] keeps what is exact. Where `m` is not 0, rates along the features miss
 //! terms of order `gamma / B`.
 
-use headflow_model::{Activation, Bias, Error, OrderParameters, biases};
+use headflow_model::{Activation, Bias, Error, OrderParameters, Watch, biases};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,9 @@ use crate::moments::{Coordinates, Evaluator, Mean};
 
 /// Step of the central differences.
 const STEP: f64 = 1e-4;
+
+/// The most coordinates of a Hessian.
+const MAX_COORDINATES: usize = 2000;
 
 /// Singular values of `C` below this count as zero.
 const RANK: f64 = 1e-7;
@@ -177,15 +181,10 @@ pub struct Stability {
 }
 
 impl Stability {
-    /// The fastest specialising mode along `feature`.
-    pub fn specialising(&self, feature: usize) -> Option<&Mode> {
-        self.modes.iter().find(|m| m.kind == Kind::Specialising && m.direction == Direction::Feature(feature))
-    }
-
     /// The same without the modes outside the spikes and of the biases: what holds at `m = 0` when the point is
     /// stationary for a flow with noise.
     pub fn along_features(mut self) -> Self {
-        self.modes.retain(|mode| matches!(mode.direction, Direction::Feature(_)));
+        self.modes.retain(|mode| mode.feature_weights.iter().sum::<f64>() > 0.95);
         self
     }
 
@@ -194,13 +193,6 @@ impl Stability {
     pub fn rate_along(&self, displacement: &DMatrix<f64>) -> f64 {
         let weight = |mode: &Mode| mode.basis.iter().map(|m| m.dot(displacement).powi(2)).sum::<f64>();
         self.modes.iter().map(|mode| mode.rate * weight(mode)).sum::<f64>() / displacement.norm_squared()
-    }
-
-    /// The growth rate of alignments with `feature` that separates heads fastest: pure or not.
-    pub fn fastest_along(&self, feature: usize) -> Option<&Mode> {
-        self.modes
-            .iter()
-            .find(|m| m.feature_weights.get(feature).is_some_and(|w| *w > 0.5) && m.kind != Kind::Symmetric)
     }
 }
 
@@ -281,8 +273,9 @@ fn compressed(c: &DMatrix<f64>) -> (DMatrix<f64>, usize) {
 /// Linearises gradient flow at `at`, stationary or not: see [`Stability::residual`].
 ///
 /// # Errors
-/// When there is no evaluator, or the shapes of the evaluators and the point differ.
-pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates) -> Result<Stability, Error> {
+/// When there is no evaluator, the shapes of the evaluators and the point differ, there are more than
+/// 2000 coordinates, or `watch` interrupts.
+pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates, watch: &dyn Watch) -> Result<Stability, Error> {
     let Some(first) = evaluators.first() else {
         return Err(Error::invalid("scrambles", "there must be at least one"));
     };
@@ -298,10 +291,21 @@ pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates) -> Result<Sta
     let layout = Layout { heads, features, columns: (rank + 1).min(heads), trained: rule == Bias::Trained };
     let y = layout.pack(&at.m, &c, &at.b);
     let size = layout.size();
+    if size > MAX_COORDINATES {
+        return Err(Error::invalid(
+            "heads",
+            format!(
+                "{heads} heads have {size} coordinates here, above the limit of {MAX_COORDINATES} for a Hessian: use fewer"
+            ),
+        ));
+    }
     let jacobian_of = |evaluator: &E| -> DMatrix<f64> {
         let columns: Vec<DVector<f64>> = (0..size)
             .into_par_iter()
             .map(|i| {
+                if watch.interrupted() {
+                    return DVector::zeros(size);
+                }
                 let at = |offset: f64| {
                     let mut y = y.clone();
                     y[i] += offset;
@@ -314,12 +318,26 @@ pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates) -> Result<Sta
         (&j + j.transpose()) * 0.5
     };
     let jacobians: Vec<DMatrix<f64>> = evaluators.iter().map(jacobian_of).collect();
+    if watch.interrupted() {
+        return Err(Error::invalid("stability", "interrupted"));
+    }
     let drifts: Vec<DVector<f64>> = evaluators.iter().map(|e| layout.drift(e, &y)).collect();
     let count = evaluators.len() as f64;
     let mean = jacobians.iter().fold(DMatrix::zeros(size, size), |sum, j| sum + j) / count;
     let at = layout.unpack(&y, rule);
     let loss = evaluators.iter().map(|e| e.loss(&at).value()).sum::<f64>() / count;
     Ok(Stability { rank, loss, residual: residual(layout, &drifts), modes: modes(layout, rank, &mean, &jacobians), at })
+}
+
+/// The rate `v . J v / |v|^2` along a displacement of the alignments (`H x F`), without the whole of `J`:
+/// the rate of growth if it is a mode, as a symmetry may tell.
+pub fn rate_along<E: Evaluator>(evaluator: &E, at: &Coordinates, displacement: &DMatrix<f64>) -> f64 {
+    let size = displacement.norm();
+    let drift = |offset: f64| {
+        let moved = Coordinates { m: &at.m + displacement * (offset / size), ..at.clone() };
+        gradient_flow(evaluator, &moved).0
+    };
+    ((drift(STEP) - drift(-STEP)) / (2.0 * STEP)).dot(displacement) / size
 }
 
 fn residual(layout: Layout, drifts: &[DVector<f64>]) -> Residual {
@@ -422,7 +440,11 @@ fn pure(
             .find(|&direction| weight_of(&|j| sort(j) == direction) > 0.95)
             .unwrap_or(Direction::Several);
         let rate = v.dot(&(mean * &v));
-        let weights: Vec<f64> = (0..features + layout.columns + 1).map(|j| weight_of(&|k| k == j)).collect();
+        // By direction: columns of C are arbitrary among modes of one rate.
+        let of_features = (0..features).map(|f| weight_of(&|j| j == f));
+        let others = [Direction::Residual, Direction::Outside, Direction::Biases];
+        let weights: Vec<f64> =
+            of_features.chain(others.map(|direction| weight_of(&|j| sort(j) == direction))).collect();
         let mut known = families.iter_mut().map(|(family, rates, own)| {
             let alike = own.iter().zip(&weights).all(|(a, b): (&f64, &f64)| (a - b).abs() < 0.02)
                 && (family.specialising_weight - specialising_weight).abs() < 0.02;
@@ -461,8 +483,14 @@ fn pure(
         .collect()
 }
 
-/// Refuses a point at which the flow with `noise` moves by more than `tolerance` (beyond four standard
-/// errors of the drift over scrambles).
+/// The unit of rates, `omega = 2 (1 - 1/L) / (H L)` (`theory/README.md` section 8).
+pub fn unit_of_rates<E: Evaluator>(evaluator: &E) -> f64 {
+    let (heads, length) = (evaluator.heads() as f64, evaluator.task().length() as f64);
+    2.0 * (1.0 - 1.0 / length) / (heads * length)
+}
+
+/// Refuses a point at which the flow with `noise` moves by more than `tolerance` in units of
+/// [`unit_of_rates`] (beyond four standard errors of the drift over scrambles).
 ///
 /// # Errors
 /// Says which coordinate moves, and how fast.
@@ -475,14 +503,18 @@ pub fn check_stationary<E: Evaluator>(
     let drifts: Vec<(String, f64)> = drift_of(evaluators, point, noise);
     let (name, size) =
         drifts.into_iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).unwrap_or((String::new(), 0.0));
-    if size.abs() <= tolerance {
+    let Some(first) = evaluators.first() else {
+        return Err(Error::invalid("scrambles", "there must be at least one"));
+    };
+    let allowed = tolerance * unit_of_rates(first);
+    if size.abs() <= allowed {
         return Ok(());
     }
     Err(Error::invalid(
         "m",
         format!(
-            "this point is not stationary: d{name}/dtau = {size:.3e} there, above the tolerance of {tolerance:e}, so rates of \
-             growth mean nothing; use --at plateaus or --at unspecialised, which solve for stationary points, or raise \
+            "this point is not stationary: d{name}/dtau = {size:.3e} there, above {allowed:.1e}, so rates of growth mean \
+             nothing; use --at plateaus or --at unspecialised, which solve for stationary points, or raise \
              --stationary-tolerance"
         ),
     ))
@@ -595,22 +627,28 @@ pub fn unspecialised<E: Evaluator>(evaluators: &[E], noise: f64) -> Result<Coord
     if with_bias {
         start[size - 1] = stationary_bias(&evaluator)?;
     }
-    let solved = follow(&start, &residual).ok_or_else(|| {
+    let solved = follow(&start, &residual, 1.0 / unit_of_rates(&evaluator)).ok_or_else(|| {
         Error::invalid("at", "no unspecialised fixed point was found: the heads' common motion does not settle")
     })?;
     Ok(point(&solved).0)
 }
 
-/// The stationary point to which `du/dtau = f(u)` leads: implicit steps that grow, Newton's at the end.
-fn follow(start: &DVector<f64>, f: &dyn Fn(&DVector<f64>) -> Option<DVector<f64>>) -> Option<DVector<f64>> {
+/// The stationary point to which `du/dtau = f(u)` leads: implicit steps that grow, from the first `time_step`
+/// on, and are Newton's at the end.
+fn follow(
+    start: &DVector<f64>,
+    f: &dyn Fn(&DVector<f64>) -> Option<DVector<f64>>,
+    mut time_step: f64,
+) -> Option<DVector<f64>> {
     let mut u = start.clone();
     if u.is_empty() {
         return Some(u);
     }
-    let mut time_step = 1.0;
+    // Drifts are of the order of the inverse of the first step.
+    let solved = SOLVED / time_step;
     let mut value = f(&u)?;
     for _ in 0..MAX_STEPS {
-        if value.amax() <= SOLVED {
+        if value.amax() <= solved {
             return Some(u);
         }
         let jacobian = differences(&u, &value, f)?;
@@ -620,13 +658,13 @@ fn follow(start: &DVector<f64>, f: &dyn Fn(&DVector<f64>) -> Option<DVector<f64>
         match f(&next).filter(|_| step.amax() < 2.0) {
             Some(new) => {
                 // Faster as the drift falls.
-                time_step = (time_step * (value.amax() / new.amax().max(1e-300)).clamp(0.5, 10.0)).min(1e12);
+                time_step = (time_step * (value.amax() / new.amax().max(1e-300)).clamp(2.0, 10.0)).min(1e15);
                 (u, value) = (next, new);
             }
             None => time_step *= 0.25,
         }
     }
-    (value.amax() <= 1e3 * SOLVED).then_some(u)
+    (value.amax() <= 1e3 * solved).then_some(u)
 }
 
 fn differences(
