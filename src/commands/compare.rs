@@ -165,9 +165,10 @@ pub fn compare(
         .map(Prediction::route)
         .chain(simulated().map(|(sgd, e)| ensemble_route(&route_name(sgd), sgd.dimension, e)))
         .collect();
-    let (outcome, summary) = overall(&verdicts);
-    let mut verdict = serde_json::to_value(&verdicts[0].1).map_err(|e| Error::unreadable("verdict", e))?;
-    verdict["outcome"] = json!(outcome);
+    let (name, deciding) = overall(&verdicts);
+    let outcome = deciding.outcome;
+    let summary = if verdicts.len() == 1 { deciding.summary.clone() } else { format!("{name}: {}", deciding.summary) };
+    let mut verdict = serde_json::to_value(deciding).map_err(|e| Error::unreadable("verdict", e))?;
     verdict["summary"] = json!(summary);
     let by_name: serde_json::Map<_, _> = verdicts.iter().map(|(name, a)| (name.clone(), json!(a))).collect();
     let rest = json!({"stop": stop, "routes": routes, "verdict": verdict, "verdicts": by_name});
@@ -216,14 +217,10 @@ fn verdicts(
     verdicts
 }
 
-/// One verdict of several: the first that disagrees, else the first that cannot tell.
-fn overall(verdicts: &[(String, Agreement)]) -> (Outcome, String) {
+/// One verdict of several: the first that disagrees, else the first that cannot tell, else the first.
+fn overall(verdicts: &[(String, Agreement)]) -> &(String, Agreement) {
     let find = |outcome: Outcome| verdicts.iter().find(|(_, a)| a.outcome == outcome);
-    let (name, agreement) = find(Outcome::Disagree).or_else(|| find(Outcome::Undetermined)).unwrap_or(&verdicts[0]);
-    (
-        agreement.outcome,
-        if verdicts.len() == 1 { agreement.summary.clone() } else { format!("{name}: {}", agreement.summary) },
-    )
+    find(Outcome::Disagree).or_else(|| find(Outcome::Undetermined)).unwrap_or(&verdicts[0])
 }
 
 /// The theory's trajectories.
