@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         // Whatever an interrupted piece of work could not go on with.
         Err(_) if progress::interrupted() => {
-            fail("interrupted; nothing was written");
+            fail("interrupted before there was a result");
             ExitCode::from(130)
         }
         Err(error) => fail(&error.to_string()),

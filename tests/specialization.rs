@@ -1,11 +1,13 @@
 //! Stages of specialization: predicted from the spectrum, followed by flows and by chains.
 
-use headflow::model::{Activation, OrderParameters, Task, Theta, Unwatched};
+use headflow::model::{Activation, OrderParameters, Task, Theta, Unwatched, mean_and_error};
 use headflow::sims::ensemble::{self, simulate};
+use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::{Engine, Sgd, Start};
+use headflow::theory::escape::{Escape, Rates};
 use headflow::theory::flow::{Options, solve};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
-use headflow::theory::stability::{linearise, stationary_near};
+use headflow::theory::stability::{Kind, linearise, stationary_near, unspecialised};
 use headflow::theory::stages::{Criteria, stages};
 use nalgebra::DMatrix;
 
@@ -147,4 +149,40 @@ fn features_are_learned_in_the_order_of_their_variance() {
         let order: Vec<usize> = found.order.iter().map(|l| l.feature).collect();
         assert_eq!(order.first(), Some(&1), "{}", found.describe());
     }
+}
+
+/// Chains leave the unspecialised state when the spectrum says: from small random keys, the mean time until
+/// the difference of two heads is 0.1 of the signal, within 4 standard errors of growth at the rate
+/// followed while noise fills the overlaps.
+#[test]
+fn escape_times_are_those_of_the_spectrum() {
+    let (gamma, size, strength) = (4.0, 0.04, 0.1);
+    let task = Task::new(4, Theta::Flip { nu: vec![3.0] }).unwrap();
+    let attention = Activation::Softmax.into();
+    let evaluators = QuasiMonteCarlo::scrambles(&task, 2, attention, 1 << 14, 1, 2).unwrap();
+    let held = linearise(&evaluators, &unspecialised(&evaluators, gamma).unwrap(), &Unwatched).unwrap();
+    let mode = held.modes.iter().find(|m| m.kind == Kind::Specialising && m.feature_weights[0] > 0.95).unwrap();
+    let law = (size, gamma, strength);
+    let escape = Escape::of_mode(&evaluators[0], &held, mode, law, 1).unwrap().unwrap();
+    let rates = Rates::of_settling(&evaluators[0], &escape, &mode.basis[0], &[0.0; 2], gamma, &Unwatched).unwrap();
+
+    let start = Start::Random { heads: 2, scale: f64::sqrt(size), b: vec![0.0; 2] };
+    let apart = |m: &DMatrix<f64>| (m[(0, 0)] - m[(1, 0)]).abs() / 2f64.sqrt();
+    for (dimension, replicas) in [(10_000, 150), (100_000, 40)] {
+        let engine = Engine::Overlap;
+        let sgd = Sgd { task: task.clone(), attention, dimension, gamma, batch: 1, seed: 4, engine };
+        let target = Target { measure: &apart, threshold: escape.threshold, last: 100.0 };
+        let times = first_passage(&sgd, &start, replicas, &target, &Unwatched).unwrap();
+        let times: Vec<f64> = times.into_iter().collect::<Option<_>>().expect("all leave");
+        let (mean, error) = mean_and_error(times.iter().copied());
+        let predicted = rates.time(&escape, dimension as f64);
+        println!("D = {dimension}: {mean:.3} +- {error:.3}, predicted {predicted:.3}");
+        assert!((mean - predicted).abs() < 4.0 * error, "D = {dimension}: {mean} +- {error}, predicted {predicted}");
+        // Too little time, then a start that has left already.
+        let never = Target { last: 0.01, ..target };
+        assert!(first_passage(&sgd, &start, 2, &never, &Unwatched).unwrap().iter().all(Option::is_none));
+    }
+    let sgd = Sgd { task, attention, dimension: 1000, gamma, batch: 1, seed: 4, engine: Engine::Overlap };
+    let gone = Target { measure: &|_| 1.0, threshold: 0.5, last: 1.0 };
+    assert_eq!(first_passage(&sgd, &start, 1, &gone, &Unwatched).unwrap(), [Some(0.0)]);
 }

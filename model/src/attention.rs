@@ -442,6 +442,35 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Rows padded to vectors give the weights and gradients of plain rows, whatever stands in the padding.
+    #[test]
+    fn padded_rows_are_plain_rows() {
+        for attention in all() {
+            for (heads, length) in [(1, 2), (3, 6), (2, 8), (4, 13)] {
+                let value = |i: usize| 3.0 * (1.0 + (i * i % 17) as f64).sin() + if i == 1 { 40.0 } else { 0.0 };
+                let scores: Vec<f64> = (0..heads * length).map(value).collect();
+                let q: Vec<f64> = (0..length).map(|l| (0.7 * l as f64).cos()).collect();
+                let (weights, combined) = attention.forward(heads, length, &scores).unwrap();
+                let gradient = attention.backward(heads, length, &weights, &q).unwrap();
+
+                let stride = length.next_multiple_of(PADDING);
+                let padded = |v: &[f64], rubbish: f64| -> Vec<f64> {
+                    let rest = stride - length;
+                    v.chunks(length)
+                        .flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(rubbish, rest)))
+                        .collect()
+                };
+                let (mut values, mut sums) = (padded(&scores, 1e5), vec![0.0; stride]);
+                attention.forward_padded(length, stride, &mut vec![0.0; heads], &mut values, &mut sums);
+                let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-14);
+                assert!(close(&values, &padded(&weights, 0.0)), "{attention:?} {heads} x {length}");
+                assert!(close(&sums, &padded(&combined, 0.0)), "{attention:?} {heads} x {length}");
+                attention.backward_padded(stride, &mut values, &padded(&q, 7.0));
+                assert!(close(&values, &padded(&gradient, 0.0)), "{attention:?} {heads} x {length}");
+            }
+        }
+    }
+
     fn all() -> impl Iterator<Item = Attention> {
         Activation::ALL.into_iter().flat_map(|activation| {
             [Aggregation::Mean, Aggregation::Sum].map(|aggregation| Attention {
