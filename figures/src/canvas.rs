@@ -15,6 +15,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use crate::cells::Frame;
 use crate::error::Error;
 use crate::style::{Dash, FONT, Marker, register};
 
@@ -109,6 +110,12 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
     /// A filled rectangle between two opposite corners.
     pub fn rectangle(&self, from: Point, to: Point, color: RGBColor) -> Result<(), Error> {
         self.area.draw(&Rectangle::new([device(from), device(to)], color.filled())).map_err(failed)
+    }
+
+    /// A filled polygon.
+    pub fn polygon(&self, points: &[Point], color: RGBColor) -> Result<(), Error> {
+        let pixels: Vec<_> = points.iter().copied().map(device).collect();
+        self.area.draw(&Polygon::new(pixels, color)).map_err(failed)
     }
 
     /// A marker, set off from what lies below by a white rim.
@@ -219,6 +226,37 @@ fn dashes(points: &[Point], lengths: &[f64]) -> Vec<Vec<Point>> {
     pieces
 }
 
+/// The parts of the line through `points` inside `frame`, after Liang and Barsky; interrupted where a
+/// point is not finite.
+pub fn clipped(points: &[Point], frame: Frame) -> Vec<Vec<Point>> {
+    let mut pieces: Vec<Vec<Point>> = Vec::new();
+    for pair in points.windows(2) {
+        let ((x0, y0), (x1, y1)) = (pair[0], pair[1]);
+        let (dx, dy) = (x1 - x0, y1 - y0);
+        let (mut from, mut to) = (0.0, 1.0);
+        // The part of the segment on the inner side of each edge.
+        let sides = [(-dx, x0 - frame.left), (dx, frame.right - x0), (-dy, y0 - frame.top), (dy, frame.bottom - y0)];
+        for (speed, room) in sides {
+            if speed < 0.0 {
+                from = f64::max(from, room / speed);
+            } else if speed > 0.0 {
+                to = f64::min(to, room / speed);
+            } else if !speed.is_finite() || room < 0.0 {
+                to = -1.0;
+            }
+        }
+        if !(dx + dy).is_finite() || from > to {
+            continue;
+        }
+        let at = |part: f64| (x0 + dx * part, y0 + dy * part);
+        match pieces.last_mut() {
+            Some(piece) if from == 0.0 && piece.last() == Some(&pair[0]) => piece.push(at(to)),
+            _ => pieces.push(vec![at(from), at(to)]),
+        }
+    }
+    pieces
+}
+
 /// Something that can be drawn on any backend.
 pub trait Drawing {
     /// Width and height in pixels.
@@ -321,6 +359,22 @@ mod tests {
         let mixed = dashes(&points, &[10.0, 5.0, 2.0, 3.0]);
         let lengths: Vec<_> = mixed.iter().map(|p| (p[p.len() - 1].0 - p[0].0).round()).collect();
         assert_eq!(lengths, [10.0, 2.0].repeat(5));
+    }
+
+    #[test]
+    fn lines_are_cut_at_the_frame() {
+        let frame = Frame { left: 0.0, top: 0.0, right: 10.0, bottom: 10.0 };
+        let inside = [(1.0, 1.0), (5.0, 2.0), (9.0, 9.0)];
+        assert_eq!(clipped(&inside, frame), [inside.to_vec()]);
+        assert_eq!(clipped(&[(-5.0, 5.0), (15.0, 5.0)], frame), [vec![(0.0, 5.0), (10.0, 5.0)]]);
+        // Out at the right, back in below.
+        let bent = [(5.0, 5.0), (15.0, 5.0), (15.0, 9.0), (5.0, 9.0)];
+        assert_eq!(clipped(&bent, frame), [vec![(5.0, 5.0), (10.0, 5.0)], vec![(10.0, 9.0), (5.0, 9.0)]]);
+        assert!(clipped(&[(-5.0, 0.0), (0.0, -5.0)], frame).is_empty());
+        assert!(clipped(&[(20.0, 3.0), (20.0, 4.0)], frame).is_empty());
+        let broken = [(1.0, 1.0), (f64::NAN, 2.0), (3.0, 3.0), (4.0, f64::NEG_INFINITY), (4.0, 4.0), (5.0, 5.0)];
+        assert_eq!(clipped(&broken, frame), [vec![(4.0, 4.0), (5.0, 5.0)]]);
+        assert!(clipped(&[], frame).is_empty());
     }
 
     #[test]

@@ -39,9 +39,15 @@ pub fn comparison(folder: &ResultFolder, out: &Path) -> Result<Vec<PathBuf>, Err
             panel.y_label.clear();
         }
     }
-    let mut rows: Vec<_> =
-        alignments.chunks(columns).map(|panels| Row { height: 420.0, panels: panels.to_vec() }).collect();
-    rows.push(Row { height: 300.0, panels: vec![look.panel(folder, Shown::Loss), look.panel(folder, Shown::Trace)] });
+    let mut rows: Vec<_> = alignments
+        .chunks(columns)
+        .map(|panels| Row { height: 420.0, panels: panels.to_vec(), ..Row::default() })
+        .collect();
+    rows.push(Row {
+        height: 300.0,
+        panels: vec![look.panel(folder, Shown::Loss), look.panel(folder, Shown::Trace)],
+        ..Row::default()
+    });
     Figure::new(WIDTH, &folder.spec().words(), rows, look.legend(folders))?.write(out)
 }
 

@@ -155,13 +155,13 @@ fn rows(escape: &Escape) -> Vec<Row> {
     }
     // Times are seen from zero.
     times.y_range = times.data_range().map(|range| Range { low: range.low.min(0.0), ..range });
-    let mut rows = vec![Row { height: 560.0, panels: vec![times] }];
+    let mut rows = vec![Row { height: 560.0, panels: vec![times], ..Row::default() }];
     if !differences.curves.is_empty() {
         for panel in &mut rows[0].panels {
             panel.x_label.clear();
             panel.bare = true;
         }
-        rows.push(Row { height: 230.0, panels: vec![differences] });
+        rows.push(Row { height: 230.0, panels: vec![differences], ..Row::default() });
     }
     rows
 }

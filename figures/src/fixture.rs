@@ -195,6 +195,15 @@ impl Fixture {
 /// Checks that a PNG and an SVG are there and not blank, and which texts the SVG holds. With
 /// `HEADFLOW_FIGURES` set to a folder, copies them there to be looked at.
 pub fn assert_drawn(files: &[PathBuf], present: &[&str], absent: &[&str]) {
+    assert_drawn_with(files, 10_000, present, absent);
+}
+
+/// The same for a figure of few panels and words.
+pub fn assert_drawn_in_few_strokes(files: &[PathBuf], present: &[&str], absent: &[&str]) {
+    assert_drawn_with(files, 6_000, present, absent);
+}
+
+fn assert_drawn_with(files: &[PathBuf], ink: usize, present: &[&str], absent: &[&str]) {
     let [png, svg] = files else { panic!("{files:?}") };
     if let Some(folder) = std::env::var_os("HEADFLOW_FIGURES") {
         let test = std::thread::current().name().unwrap().replace("::", "-");
@@ -213,7 +222,7 @@ pub fn assert_drawn(files: &[PathBuf], present: &[&str], absent: &[&str]) {
         pixels.filter(|p| wanted(*p.0.iter().min().unwrap(), *p.0.iter().max().unwrap())).count()
     };
     assert!(count(&|low, high| high - low > 80) > 100, "no coloured curves in {png:?}");
-    assert!(count(&|_, high| high < 80) > 10_000, "no text or axes in {png:?}");
+    assert!(count(&|_, high| high < 80) > ink, "no text or axes in {png:?}");
     let colors: std::collections::HashSet<_> = image.pixels().collect();
     assert!(colors.len() > 100, "{} colours", colors.len());
 

@@ -91,7 +91,7 @@ pub fn hierarchy(folder: &ResultFolder, out: &Path) -> Result<Vec<PathBuf>, Erro
     legend.push(marks(&look, &stages, &predicted));
     legend.extend(explained);
     let height = if features > 2 { 270.0 } else { 330.0 };
-    let rows = panels.into_iter().map(|panel: Panel| Row { height, panels: vec![panel] }).collect();
+    let rows = panels.into_iter().map(|panel: Panel| Row { height, panels: vec![panel], ..Row::default() }).collect();
     Figure::new(WIDTH, &folder.spec().words(), rows, legend)?.write(out)
 }
 

@@ -8,6 +8,8 @@
 //! - [`hierarchy()`] draws one run in stages: plateaus, and when each feature is learned.
 //! - [`spectrum()`] draws the growth rates along one run.
 //! - [`escape()`] draws escape times against the dimension, from `result.json` alone.
+//! - [`map()`] draws phase diagrams, [`lines()`] curves against a parameter and [`pruning()`] losses
+//!   against the number of removed heads, from `result.json` alone.
 //!
 //! Every figure is written twice, as PNG and as SVG, for a width of 17 cm; each file appears whole
 //! or not at all.
@@ -20,13 +22,19 @@
 #![warn(missing_docs)]
 
 mod canvas;
+mod cells;
 mod comparison;
+mod contour;
 mod curves;
 mod error;
 mod escape;
 mod hierarchy;
+mod lines;
+mod map;
 mod panel;
+mod pruning;
 mod record;
+mod shade;
 mod specialization;
 mod spectrum;
 mod stages;
@@ -36,6 +44,9 @@ pub use comparison::comparison;
 pub use error::Error;
 pub use escape::escape;
 pub use hierarchy::hierarchy;
+pub use lines::lines;
+pub use map::map;
+pub use pruning::pruning;
 pub use record::ResultFolder;
 pub use specialization::specialization;
 pub use spectrum::spectrum;

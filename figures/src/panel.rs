@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use plotters::prelude::{DrawingBackend, RGBColor};
+use plotters::prelude::{DrawingBackend, RGBColor, WHITE};
 
-use crate::canvas::{Align, Canvas, Drawing, Point, Stamp, Stroke, text_width, write};
+use crate::canvas::{Align, Canvas, Drawing, Point, Stamp, Stroke, clipped, text_width, write};
+use crate::cells::{Cells, Frame, hatch};
 use crate::error::Error;
+use crate::shade::{Shades, ink_on, viridis};
 use crate::style::{Dash, GRID, GUIDE, INK, LABEL, NOTE, SHADE, TICK, TITLE};
 
 /// Width of an error bar.
@@ -29,7 +31,7 @@ impl Range {
     }
 
     /// With some space around; a constant gets an interval around it.
-    fn padded(self) -> Self {
+    pub fn padded(self) -> Self {
         let scale = self.low.abs().max(self.high.abs());
         let span = self.high - self.low;
         let space = if scale < 1.0 / LARGEST {
@@ -43,17 +45,18 @@ impl Range {
     }
 
     /// Whether `value` lies between the ends; never for one that is not finite.
-    fn holds(self, value: f64) -> bool {
+    pub fn holds(self, value: f64) -> bool {
         (self.low..=self.high).contains(&value)
     }
 
     /// Where `value` lies between the ends, from 0 to 1.
-    fn fraction(self, value: f64) -> f64 {
+    pub fn fraction(self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }
 }
 
-fn drawable(value: f64) -> bool {
+/// Whether a value is finite and small enough to be placed.
+pub fn drawable(value: f64) -> bool {
     value.abs() < LARGEST
 }
 
@@ -83,6 +86,38 @@ fn scientific(value: f64, digits: usize) -> String {
     format!("{mantissa}·10{}", raised(exponent))
 }
 
+/// A number to six digits, as short as it can be written.
+pub fn plain(value: f64) -> String {
+    let rounded: f64 = format!("{value:.5e}").parse().unwrap_or(value);
+    let text = if rounded == 0.0 || (1e-3..1e5).contains(&rounded.abs()) {
+        rounded.to_string()
+    } else {
+        let text = format!("{rounded:e}");
+        match text.split_once('e') {
+            Some(("1", exponent)) => format!("10{}", raised(exponent)),
+            Some((mantissa, exponent)) => format!("{mantissa}·10{}", raised(exponent)),
+            None => text,
+        }
+    };
+    text.replace('-', "−")
+}
+
+/// Labels of values on an axis, written alike: all as powers of ten where one has to be and all are.
+fn marked(values: &[f64]) -> Vec<(f64, String)> {
+    let exponent = |value: f64| {
+        let exponent = value.log10().round();
+        ((value / 10f64.powf(exponent) - 1.0).abs() < 1e-6).then_some(exponent)
+    };
+    let powers: Option<Vec<f64>> = values.iter().copied().map(exponent).collect();
+    let label = |value: f64| match &powers {
+        Some(exponents) if exponents.iter().any(|e| !(-3.0..5.0).contains(e)) => {
+            format!("10{}", raised(&value.log10().round().to_string()))
+        }
+        _ => plain(value),
+    };
+    values.iter().map(|&value| (value, label(value))).collect()
+}
+
 /// A whole number as an exponent.
 fn raised(number: &str) -> String {
     let digit = |c| match c {
@@ -106,15 +141,28 @@ pub enum Scale {
 
 impl Scale {
     /// What grows evenly along the axis; not finite where the axis has no place for `value`.
-    fn place(self, value: f64) -> f64 {
+    pub fn place(self, value: f64) -> f64 {
         match self {
             Self::Linear => value,
             Self::Logarithmic => value.log10(),
         }
     }
 
+    /// The value at a place: undoes [`Self::place`].
+    pub fn value(self, place: f64) -> f64 {
+        match self {
+            Self::Linear => place,
+            Self::Logarithmic => 10f64.powf(place),
+        }
+    }
+
+    /// The scale of an axis that a document calls logarithmic or not.
+    pub fn of(logarithmic: bool) -> Self {
+        if logarithmic { Self::Logarithmic } else { Self::Linear }
+    }
+
     /// Values to mark on an axis whose places are in `range`; one without a label is minor.
-    fn ticks(self, range: Range, count: f64) -> Vec<(f64, String)> {
+    pub fn ticks(self, range: Range, count: f64) -> Vec<(f64, String)> {
         if self == Self::Linear {
             return ticks(range, count);
         }
@@ -125,6 +173,7 @@ impl Scale {
             // Such an axis is almost linear.
             return ticks(Range { low: 10f64.powf(range.low), high: 10f64.powf(range.high) }, count);
         }
+        // Where not every decade has room for a label, what lies between decades has none for a mark.
         let every = (decades as f64 / count.max(1.0)).ceil().max(1.0) as i32;
         let label = |step: i32, exponent: i32| match step {
             1 if exponent.rem_euclid(every) == 0 => format!("10{}", raised(&exponent.to_string())),
@@ -134,7 +183,7 @@ impl Scale {
         (first..=last)
             .flat_map(|k| (1..10).map(move |step| (step, k)))
             .map(|(step, k)| (f64::from(step) * 10f64.powi(k), label(step, k)))
-            .filter(|(value, _)| within(value))
+            .filter(|(value, label)| within(value) && (every == 1 || !label.is_empty()))
             .collect()
     }
 }
@@ -147,6 +196,10 @@ pub enum Curve {
     /// Markers at `(x, y)` with an error bar of the given half length, where it is finite; all moved
     /// to the right by `shift` pixels. Those outside the panel's ranges are left out.
     Markers { points: Vec<(f64, f64, f64)>, stamp: Stamp, shift: f64 },
+    /// The area between `(x, low, high)`, interrupted where a value is not finite.
+    Band { points: Vec<(f64, f64, f64)>, color: RGBColor },
+    /// A line with a white rim, cut off at the panel's edges; the panel's ranges ignore it.
+    Boundary { points: Vec<Point>, stroke: Stroke },
 }
 
 /// A vertical line from the lower edge of the panel.
@@ -171,7 +224,8 @@ impl Curve {
     fn x(&self) -> Box<dyn Iterator<Item = f64> + '_> {
         match self {
             Self::Line { points, .. } => Box::new(points.iter().map(|p| p.0)),
-            Self::Markers { points, .. } => Box::new(points.iter().map(|p| p.0)),
+            Self::Markers { points, .. } | Self::Band { points, .. } => Box::new(points.iter().map(|p| p.0)),
+            Self::Boundary { .. } => Box::new(std::iter::empty()),
         }
     }
 
@@ -179,6 +233,8 @@ impl Curve {
         match self {
             Self::Line { points, .. } => Box::new(points.iter().map(|p| p.1)),
             Self::Markers { points, .. } => Box::new(points.iter().flat_map(|p| [p.1, p.1 - p.2, p.1 + p.2])),
+            Self::Band { points, .. } => Box::new(points.iter().flat_map(|p| [p.1, p.2])),
+            Self::Boundary { .. } => Box::new(std::iter::empty()),
         }
     }
 }
@@ -188,11 +244,22 @@ impl Curve {
 pub struct Panel {
     /// Parts of the text above the area, set in lines that fit.
     pub title: Vec<String>,
+    /// Small text between the title and the area, set in lines that fit.
+    pub remark: Vec<String>,
     /// Below the horizontal axis; empty for none.
     pub x_label: String,
     /// Left of the vertical axis; empty for a panel that shares the axis of its left neighbour.
     pub y_label: String,
     pub x_scale: Scale,
+    pub y_scale: Scale,
+    /// Values to mark on the horizontal axis in place of round ones, if their labels find room.
+    pub x_marks: Vec<f64>,
+    /// The same for the vertical axis.
+    pub y_marks: Vec<f64>,
+    /// Fills the area, without space around; the ranges must then be those of its edges.
+    pub cells: Option<Cells>,
+    /// Nothing is drawn, but the panel keeps its place in the row.
+    pub blank: bool,
     /// Without numbers below: the axis is that of the panel below.
     pub bare: bool,
     /// Shaded intervals of the horizontal axis.
@@ -213,7 +280,7 @@ impl Panel {
     pub fn lines_between(&self, x: Range) -> Option<Range> {
         let lines = self.curves.iter().filter_map(|curve| match curve {
             Curve::Line { points, .. } => Some(points),
-            Curve::Markers { .. } => None,
+            _ => None,
         });
         Range::of(lines.flatten().filter(|p| x.holds(p.0)).map(|p| p.1))
     }
@@ -227,21 +294,80 @@ impl Panel {
     fn x_axis(&self) -> Range {
         let data = || Range::of(self.curves.iter().flat_map(Curve::x).map(|x| self.x_scale.place(x)));
         let given = self.x_range.and_then(|r| Range::of([r.low, r.high].map(|x| self.x_scale.place(x)).into_iter()));
-        given.or_else(data).unwrap_or(Range { low: 0.0, high: 1.0 }).padded()
+        self.spaced(given.or_else(data))
     }
 
+    /// The range of places along the vertical axis.
     fn y_axis(&self) -> Range {
-        self.y_range.or_else(|| self.data_range()).unwrap_or(Range { low: 0.0, high: 1.0 }).padded()
+        let place = |y: f64| self.y_scale.place(y);
+        let given = self.y_range.and_then(|r| Range::of([r.low, r.high].map(place).into_iter()));
+        let data = || match self.y_scale {
+            Scale::Linear => self.data_range(),
+            Scale::Logarithmic => {
+                let heights = self.curves.iter().flat_map(|curve| match curve {
+                    // An error as large as the value should not stretch the axis.
+                    Curve::Markers { points, .. } => {
+                        points.iter().flat_map(|p| [p.1, (p.1 - p.2).max(p.1 / 3.0), p.1 + p.2]).collect()
+                    }
+                    _ => curve.y().collect::<Vec<_>>(),
+                });
+                Range::of(heights.chain(self.guides.iter().map(|g| g.0)).map(place))
+            }
+        };
+        self.spaced(given.or_else(data))
+    }
+
+    fn spaced(&self, range: Option<Range>) -> Range {
+        let range = range.unwrap_or(Range { low: 0.0, high: 1.0 });
+        if self.cells.is_some() { range } else { range.padded() }
+    }
+
+    /// Values to mark on the horizontal axis of the given length; one without a label is minor.
+    fn x_ticks(&self, width: f64) -> Result<Vec<(f64, String)>, Error> {
+        const GAP: f64 = 16.0;
+        let axis = self.x_axis();
+        // The space between the labels of two neighbours.
+        let space = |ticks: &[(f64, String)]| -> Result<f64, Error> {
+            let mut ends = Vec::new();
+            for (value, label) in ticks.iter().filter(|(_, label)| !label.is_empty()) {
+                let (at, half) = (width * axis.fraction(self.x_scale.place(*value)), text_width(label, TICK)? / 2.0);
+                ends.push((at - half, at + half));
+            }
+            Ok(ends.windows(2).map(|pair| pair[1].0 - pair[0].1).fold(f64::INFINITY, f64::min))
+        };
+        let marks = marked(&self.x_marks);
+        if !marks.is_empty() && space(&marks)? >= GAP {
+            return Ok(marks);
+        }
+        let mut count = (width / 95.0).min(8.0);
+        let ticks = |count| self.x_scale.ticks(axis, count);
+        let numbers = |ticks: &[(f64, String)]| ticks.iter().filter(|(_, label)| !label.is_empty()).count();
+        // One step finer where there would be hardly a number, coarser where they would overlap.
+        let finer = ticks(1.7 * count);
+        if numbers(&ticks(count)) < 4 && space(&finer)? >= 2.0 * GAP {
+            return Ok(finer);
+        }
+        while count > 2.5 && space(&ticks(count))? < 4.0 {
+            count -= 1.0;
+        }
+        Ok(ticks(count))
     }
 
     fn y_ticks(&self, height: f64) -> Vec<(f64, String)> {
-        ticks(self.y_axis(), height / 50.0)
+        const GAP: f64 = 34.0;
+        let axis = self.y_axis();
+        let places: Vec<_> = self.y_marks.iter().map(|&y| height * axis.fraction(self.y_scale.place(y))).collect();
+        if !places.is_empty() && places.windows(2).all(|pair| pair[1] - pair[0] >= GAP) {
+            return marked(&self.y_marks);
+        }
+        self.y_scale.ticks(axis, height / 50.0)
     }
 
     /// Space left of the area for a plotting area of the given height.
     fn left_margin(&self, height: f64) -> Result<f64, Error> {
         if self.y_label.is_empty() {
-            return Ok(36.0);
+            // Without space around the data, numbers stand at the corners.
+            return Ok(if self.cells.is_some() { 52.0 } else { 36.0 });
         }
         let labels = self.y_ticks(height);
         let widths = labels.iter().map(|(_, label)| text_width(label, TICK)).collect::<Result<Vec<_>, _>>()?;
@@ -249,15 +375,20 @@ impl Panel {
     }
 
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>, area: Area) -> Result<(), Error> {
-        let Area { left, top, width, height, left_margin } = area;
+        if self.blank {
+            return Ok(());
+        }
+        let Area { left, top, width, height, left_margin, remarks } = area;
         let (right, bottom) = (left + width, top + height);
         let (x_axis, y_axis) = (self.x_axis(), self.y_axis());
         let place = |v: f64| self.x_scale.place(v);
         let x = |v: f64| left + width * x_axis.fraction(place(v));
-        let y = |v: f64| bottom - height * y_axis.fraction(v);
+        let y = |v: f64| bottom - height * y_axis.fraction(self.y_scale.place(v));
+        let to_pixel = |p: Point| (x(p.0), y(p.1));
+        let frame = Frame { left, top, right, bottom };
         let solid = |color, width| Stroke { color, width, dash: Dash::Solid };
 
-        let x_ticks = self.x_scale.ticks(x_axis, (width / 95.0).min(8.0));
+        let x_ticks = self.x_ticks(width)?;
         let y_ticks = self.y_ticks(height);
         for band in &self.bands {
             let (from, to) = (x(band.low).clamp(left, right), x(band.high).clamp(left, right));
@@ -266,10 +397,25 @@ impl Panel {
         for (value, _) in x_ticks.iter().filter(|(_, label)| !label.is_empty()) {
             canvas.line(&[(x(*value), top), (x(*value), bottom)], solid(GRID, 1.5))?;
         }
-        for (value, _) in &y_ticks {
+        for (value, _) in y_ticks.iter().filter(|(_, label)| !label.is_empty()) {
             canvas.line(&[(left, y(*value)), (right, y(*value))], solid(GRID, 1.5))?;
         }
-        for &(value, stroke) in self.guides.iter().filter(|g| drawable(g.0)) {
+        if let Some(cells) = &self.cells {
+            cells.draw(canvas, &to_pixel)?;
+            cells.draw_contours(canvas, &to_pixel)?;
+        }
+        let bands = self.curves.iter().filter_map(|curve| match curve {
+            Curve::Band { points, color } => Some((points, *color)),
+            _ => None,
+        });
+        for (points, color) in bands {
+            let shown = |p: &(f64, f64, f64)| [place(p.0), y(p.1), y(p.2)].into_iter().all(drawable);
+            for run in points.split(|p| !shown(p)).filter(|run| run.len() > 1) {
+                let (low, high) = (run.iter().map(|p| (x(p.0), y(p.1))), run.iter().map(|p| (x(p.0), y(p.2))));
+                canvas.polygon(&low.chain(high.rev()).collect::<Vec<_>>(), color)?;
+            }
+        }
+        for &(value, stroke) in self.guides.iter().filter(|g| drawable(self.y_scale.place(g.0))) {
             canvas.line(&[(left, y(value)), (right, y(value))], stroke)?;
         }
         for rule in self.rules.iter().filter(|rule| x_axis.holds(place(rule.at))) {
@@ -277,11 +423,15 @@ impl Panel {
             canvas.line(&[(at, bottom), (at, bottom - height * rule.height)], rule.stroke)?;
         }
 
-        let mut empty = true;
+        let mut empty = self.cells.is_none();
+        let mut boundaries = Vec::new();
         for curve in &self.curves {
             match curve {
                 Curve::Line { points, stroke } => {
-                    for run in points.split(|p| !drawable(place(p.0)) || !drawable(p.1)).filter(|run| !run.is_empty()) {
+                    for run in points
+                        .split(|p| !drawable(place(p.0)) || !drawable(self.y_scale.place(p.1)))
+                        .filter(|run| !run.is_empty())
+                    {
                         empty = false;
                         let run: Vec<_> = run.iter().map(|p| (x(p.0), y(p.1))).collect();
                         match run[..] {
@@ -296,18 +446,40 @@ impl Panel {
                 }
                 Curve::Markers { points, stamp, shift } => {
                     // Exactly what is asked for, so that none lies on the frame.
-                    let y_shown = self.y_range.unwrap_or(y_axis);
-                    let points = points.iter().filter(|p| x_axis.holds(place(p.0)) && y_shown.holds(p.1));
+                    let y_place = |v: f64| self.y_scale.place(v);
+                    let given = self.y_range.map(|r| Range { low: y_place(r.low), high: y_place(r.high) });
+                    let y_shown = given.unwrap_or(y_axis);
+                    let points = points.iter().filter(|p| x_axis.holds(place(p.0)) && y_shown.holds(y_place(p.1)));
                     for &(at, value, error) in points {
                         empty = false;
                         let center = (x(at) + shift, y(value));
                         if drawable(error) {
-                            bar(canvas, center.0, (y(value - error), y(value + error)), stamp.color)?;
+                            let lower = y(value - error);
+                            // On a logarithmic axis it may reach below everything.
+                            let lower = match self.y_scale {
+                                Scale::Linear => lower,
+                                Scale::Logarithmic if lower < bottom => lower,
+                                Scale::Logarithmic => bottom,
+                            };
+                            bar(canvas, center.0, (lower, y(value + error)), stamp.color)?;
                         }
                         canvas.stamp(center, *stamp)?;
                     }
                 }
+                Curve::Band { points, .. } => empty &= points.is_empty(),
+                Curve::Boundary { points, stroke } => {
+                    let pixels: Vec<_> = points.iter().copied().map(to_pixel).collect();
+                    for line in clipped(&pixels, frame) {
+                        let rim = Stroke { color: WHITE, width: stroke.width + 3.6, dash: Dash::Solid };
+                        canvas.line(&line, rim)?;
+                        canvas.line(&line, *stroke)?;
+                        boundaries.push(line);
+                    }
+                }
             }
+        }
+        if let Some(cells) = &self.cells {
+            cells.draw_labels(canvas, &to_pixel, frame, &boundaries)?;
         }
         if empty {
             let what = if self.curves.is_empty() { "not in this run" } else { "no finite values" };
@@ -321,9 +493,10 @@ impl Panel {
             canvas.text(&note.text, at, NOTE, Align::Center, note.color)?;
         }
 
-        let frame = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top), (right, top)];
-        canvas.line(&frame, solid(INK, 2.0))?;
-        let tick = 8.0;
+        let outline = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top), (right, top)];
+        canvas.line(&outline, solid(INK, 2.0))?;
+        // Outside of cells, which fill the area.
+        let tick = if self.cells.is_some() { -6.0 } else { 8.0 };
         for (value, label) in &x_ticks {
             let length = if label.is_empty() { 0.6 * tick } else { tick };
             canvas.line(&[(x(*value), bottom), (x(*value), bottom - length)], solid(INK, 2.0))?;
@@ -332,7 +505,8 @@ impl Panel {
             }
         }
         for (value, label) in &y_ticks {
-            canvas.line(&[(left, y(*value)), (left + tick, y(*value))], solid(INK, 2.0))?;
+            let length = if label.is_empty() { 0.6 * tick } else { tick };
+            canvas.line(&[(left, y(*value)), (left + length, y(*value))], solid(INK, 2.0))?;
             if !self.y_label.is_empty() {
                 canvas.text(label, (left - 12.0, y(*value)), TICK, Align::Right, INK)?;
             }
@@ -344,8 +518,14 @@ impl Panel {
             let at = (left - left_margin + 40.0, top + height / 2.0);
             canvas.upward_text(&self.y_label, at, LABEL, INK)?;
         }
+        // The first line of every remark in the row at one height.
+        for (below, line) in self.remark.iter().enumerate() {
+            let at = (left + width / 2.0, top - 20.0 - NOTE_LINE * (remarks - below - 1) as f64);
+            canvas.text(line, at, NOTE, Align::Center, INK)?;
+        }
+        let title_bottom = top - remark_height(remarks);
         for (above, line) in self.title.iter().rev().enumerate() {
-            let at = (left + width / 2.0, top - 24.0 - LABEL_LINE * above as f64);
+            let at = (left + width / 2.0, title_bottom - 24.0 - LABEL_LINE * above as f64);
             canvas.text(line, at, LABEL, Align::Center, INK)?;
         }
         Ok(())
@@ -374,6 +554,8 @@ struct Area {
     height: f64,
     /// Space for the labels on its left.
     left_margin: f64,
+    /// Lines of remarks in the row.
+    remarks: usize,
 }
 
 /// What a legend entry shows.
@@ -386,6 +568,12 @@ pub enum Key {
     Rule(Stroke),
     /// A shaded interval.
     Band,
+    /// A colour that stands for something.
+    Patch(RGBColor),
+    /// Cells without a value.
+    Hatch,
+    /// A line with marks on it.
+    Marked(Stroke, Stamp),
     /// Nothing: the text speaks for itself.
     Remark,
 }
@@ -393,9 +581,9 @@ pub enum Key {
 impl Key {
     fn width(self) -> f64 {
         match self {
-            Self::Line(_) => 52.0,
+            Self::Line(_) | Self::Marked(..) => 52.0,
             Self::Marker(..) | Self::Rule(_) => 18.0,
-            Self::Band => 40.0,
+            Self::Band | Self::Patch(_) | Self::Hatch => 40.0,
             Self::Remark => 0.0,
         }
     }
@@ -410,11 +598,42 @@ impl Key {
 pub type Legend = Vec<Vec<(Key, String)>>;
 
 /// A row of panels.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Row {
+    /// Above the whole row, set in lines that fit.
+    pub heading: Vec<String>,
     /// Height of the plotting areas.
     pub height: f64,
     pub panels: Vec<Panel>,
+}
+
+/// A scale of colours with round values and lines of equal height marked.
+#[derive(Debug, Clone)]
+pub struct Bar {
+    /// Set in lines that fit.
+    pub label: Vec<String>,
+    pub shades: Shades,
+    /// Heights of the contours in the panels.
+    pub levels: Vec<f64>,
+}
+
+/// Panels in rows of equal length, at most three in each, with the heights of rows of one, two and
+/// three.
+pub fn grid(panels: Vec<Panel>, heights: [f64; 3]) -> Vec<Row> {
+    let columns = match panels.len() {
+        0 | 1 => 1,
+        2 | 4 => 2,
+        _ => 3,
+    };
+    let blank = Panel { blank: true, ..Panel::default() };
+    let mut rows: Vec<Row> = panels
+        .chunks(columns)
+        .map(|row| Row { height: heights[columns - 1], panels: row.to_vec(), ..Row::default() })
+        .collect();
+    for row in &mut rows {
+        row.panels.resize(columns, blank.clone());
+    }
+    rows
 }
 
 /// A title, rows of panels and a legend below them, outside the data.
@@ -423,6 +642,8 @@ pub struct Figure {
     width: f64,
     title: Vec<String>,
     rows: Vec<Row>,
+    /// Between the rows and the legend.
+    bars: Vec<Bar>,
     /// Lines of entries, each with its place from the left.
     legend: Vec<Vec<(f64, Key, String)>>,
 }
@@ -432,6 +653,21 @@ const EDGE: f64 = 24.0;
 const TITLE_LINE: f64 = 44.0;
 const LABEL_LINE: f64 = 38.0;
 const LEGEND_LINE: f64 = 42.0;
+const NOTE_LINE: f64 = 32.0;
+/// Height of a scale of colours, and of the scale with its numbers.
+const BAR_HEIGHT: f64 = 30.0;
+const BAR_LINE: f64 = 94.0;
+
+/// Height of the remarks above a panel.
+fn remark_height(lines: usize) -> f64 {
+    if lines > 0 { 2.0 + NOTE_LINE * lines as f64 } else { 0.0 }
+}
+
+/// Each line broken between words where it is wider than `width`.
+fn broken(lines: &[String], size: f64, width: f64) -> Result<Vec<String>, Error> {
+    let lines = lines.iter().map(|line| filled(line, size, width)).collect::<Result<Vec<_>, _>>()?;
+    Ok(lines.concat())
+}
 
 /// Joins parts with commas, in lines that are at most `width` wide where the parts allow it.
 fn wrapped(parts: &[String], size: f64, width: f64) -> Result<Vec<String>, Error> {
@@ -503,15 +739,29 @@ impl Figure {
             }
         }
         let title = wrapped(title, TITLE, width - 2.0 * EDGE)?;
-        let mut figure = Self { width, title, rows, legend: placed };
+        let mut figure = Self { width, title, rows, bars: Vec::new(), legend: placed };
         let margins = figure.left_margins()?;
         for row in &mut figure.rows {
             let widths = panel_width(width, &margins, row.panels.len());
+            row.heading = broken(&row.heading, TITLE, width - 2.0 * EDGE)?;
             for panel in &mut row.panels {
-                panel.title = wrapped(&panel.title, LABEL, widths)?;
+                panel.title = broken(&wrapped(&panel.title, LABEL, widths)?, LABEL, widths)?;
+                panel.remark = broken(&panel.remark, NOTE, widths)?;
             }
         }
         Ok(figure)
+    }
+
+    /// With scales of colours below the panels.
+    ///
+    /// # Errors
+    /// When the font is missing.
+    pub fn with_bars(mut self, bars: Vec<Bar>) -> Result<Self, Error> {
+        let half = self.width / 2.0 - 2.0 * EDGE;
+        for bar in bars {
+            self.bars.push(Bar { label: broken(&bar.label, LABEL, half)?, ..bar });
+        }
+        Ok(self)
     }
 
     /// Writes `<stem>.png` and `<stem>.svg`.
@@ -528,7 +778,13 @@ impl Figure {
 
     fn above(row: &Row) -> f64 {
         let lines = row.panels.iter().map(|p| p.title.len()).max().unwrap_or(0);
-        if lines > 0 { 14.0 + LABEL_LINE * lines as f64 } else { 18.0 }
+        let titles = if lines > 0 { 14.0 + LABEL_LINE * lines as f64 } else { 18.0 };
+        titles + TITLE_LINE * row.heading.len() as f64 + remark_height(Self::remarks(row))
+    }
+
+    /// Lines of remarks above the panels.
+    fn remarks(row: &Row) -> usize {
+        row.panels.iter().map(|p| p.remark.len()).max().unwrap_or(0)
     }
 
     fn below(row: &Row) -> f64 {
@@ -558,10 +814,51 @@ impl Figure {
     }
 }
 
+impl Bar {
+    /// Draws the label and the scale beside it, in the middle of a figure `width` wide.
+    fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>, width: f64, top: f64) -> Result<(), Error> {
+        const STEPS: usize = 160;
+        const GAP: f64 = 22.0;
+        let widths = self.label.iter().map(|line| text_width(line, LABEL)).collect::<Result<Vec<_>, _>>()?;
+        let label = widths.into_iter().fold(0.0, f64::max);
+        let length = (width - 4.0 * EDGE - label - GAP).min(760.0);
+        let left = (width - label - GAP - length) / 2.0 + label + GAP;
+        let (top, bottom) = (top + 8.0, top + 8.0 + BAR_HEIGHT);
+        for (number, line) in self.label.iter().enumerate() {
+            let above = (number as f64 - (self.label.len() - 1) as f64 / 2.0) * LABEL_LINE;
+            canvas.text(line, (left - GAP, f64::midpoint(top, bottom) + above), LABEL, Align::Right, INK)?;
+        }
+        for step in 0..STEPS {
+            let x = |step: usize| left + length * step as f64 / STEPS as f64;
+            let color = viridis((step as f64 + 0.5) / STEPS as f64);
+            let overlap = if step + 1 < STEPS { 1.0 } else { 0.0 };
+            canvas.rectangle((x(step), top), (x(step + 1) + overlap, bottom), color)?;
+        }
+        let solid = |color, width| Stroke { color, width, dash: Dash::Solid };
+        let x = |value: f64| left + length * self.shades.part(value);
+        for &level in &self.levels {
+            let ink = ink_on(self.shades.color(level));
+            canvas.line(&[(x(level), top), (x(level), bottom)], solid(ink, 1.9))?;
+        }
+        let right = left + length;
+        canvas.line(
+            &[(left, top), (right, top), (right, bottom), (left, bottom), (left, top), (right, top)],
+            solid(INK, 1.6),
+        )?;
+        for (value, label) in self.shades.ticks() {
+            let tick = if label.is_empty() { 4.0 } else { 6.0 };
+            canvas.line(&[(x(value), bottom), (x(value), bottom + tick)], solid(INK, 2.0))?;
+            canvas.text(&label, (x(value), bottom + 22.0), TICK, Align::Center, INK)?;
+        }
+        Ok(())
+    }
+}
+
 impl Drawing for Figure {
     fn size(&self) -> (u32, u32) {
         let rows: f64 = self.rows.iter().map(|row| Self::above(row) + row.height + Self::below(row)).sum();
-        let height = self.title_height() + rows + LEGEND_LINE * self.legend.len() as f64 + EDGE;
+        let bars = BAR_LINE * self.bars.len() as f64;
+        let height = self.title_height() + rows + bars + LEGEND_LINE * self.legend.len() as f64 + EDGE;
         (self.width.round() as u32, height.round() as u32)
     }
 
@@ -573,15 +870,24 @@ impl Drawing for Figure {
         }
         let margins = self.left_margins()?;
         for row in &self.rows {
+            for (number, line) in row.heading.iter().enumerate() {
+                let at = (self.width / 2.0, top + 10.0 + TITLE_LINE * (number as f64 + 0.5));
+                canvas.text(line, at, TITLE, Align::Center, INK)?;
+            }
             top += Self::above(row);
+            let remarks = Self::remarks(row);
             let width = panel_width(self.width, &margins, row.panels.len());
             let mut left = 0.0;
             for (panel, &left_margin) in row.panels.iter().zip(&margins) {
                 left += left_margin;
-                panel.draw(canvas, Area { left, top, width, height: row.height, left_margin })?;
+                panel.draw(canvas, Area { left, top, width, height: row.height, left_margin, remarks })?;
                 left += width;
             }
             top += row.height + Self::below(row);
+        }
+        for bar in &self.bars {
+            bar.draw(canvas, self.width, top)?;
+            top += BAR_LINE;
         }
         for line in &self.legend {
             let middle = top + LEGEND_LINE / 2.0;
@@ -602,6 +908,20 @@ impl Drawing for Figure {
                     Key::Band => {
                         let (from, to) = ((*left, middle - 13.0), (left + key.width(), middle + 13.0));
                         canvas.rectangle(from, to, SHADE)?;
+                    }
+                    Key::Patch(_) | Key::Hatch => {
+                        let frame =
+                            Frame { left: *left, top: middle - 13.0, right: left + key.width(), bottom: middle + 13.0 };
+                        match *key {
+                            Key::Patch(color) => {
+                                canvas.rectangle((frame.left, frame.top), (frame.right, frame.bottom), color)?;
+                            }
+                            _ => hatch(canvas, frame)?,
+                        }
+                    }
+                    Key::Marked(stroke, stamp) => {
+                        canvas.line(&[(*left, middle), (left + key.width(), middle)], stroke)?;
+                        canvas.stamp((left + key.width() / 2.0, middle), stamp)?;
                     }
                     Key::Remark => {}
                 }
@@ -628,6 +948,47 @@ mod tests {
         assert_eq!(labels(0.0, 4.1e5), ["0", "1·10⁵", "2·10⁵", "3·10⁵", "4·10⁵"]);
         assert_eq!(labels(0.0, 3e-5), ["0", "1·10⁻⁵", "2·10⁻⁵", "3·10⁻⁵"]);
         assert_eq!(labels(0.30001, 0.30004), ["0.30002", "0.30003", "0.30004"]);
+    }
+
+    #[test]
+    fn numbers_are_as_short_as_can_be() {
+        let numbers = [0.0, -0.5, 0.1 + 0.2, 1.0 / 3.0, 16.0, 99_999.0, 1e5, 2.5e7, 1e-4, -1e-7];
+        let labels = ["0", "−0.5", "0.3", "0.333333", "16", "99999", "10⁵", "2.5·10⁷", "10⁻⁴", "−1·10⁻⁷"];
+        assert_eq!(numbers.map(plain), labels);
+        let labels = |values: &[f64]| marked(values).into_iter().map(|(_, label)| label).collect::<Vec<_>>();
+        assert_eq!(labels(&[10.0, 1e3, 1e5]), ["10¹", "10³", "10⁵"]);
+        assert_eq!(labels(&[10.0, 100.0]), ["10", "100"]);
+        assert_eq!(labels(&[0.0, 16.0, 1e5]), ["0", "16", "10⁵"]);
+        assert!(labels(&[]).is_empty());
+    }
+
+    #[test]
+    fn labels_find_room_or_are_left_out() {
+        let panel = |marks: &[f64], high: f64| Panel {
+            x_marks: marks.to_vec(),
+            x_range: Some(Range { low: 0.0, high }),
+            ..Panel::default()
+        };
+        let labels = |panel: &Panel, width: f64| -> Vec<String> {
+            let ticks = panel.x_ticks(width).unwrap().into_iter();
+            ticks.map(|(_, label)| label).collect()
+        };
+        assert_eq!(labels(&panel(&[0.0, 1.0, 4.0], 4.0), 400.0), ["0", "1", "4"]);
+        assert_eq!(labels(&panel(&[0.0, 0.01, 4.0], 4.0), 400.0), ["0", "1", "2", "3", "4"]);
+        // Long labels are fewer.
+        assert!(labels(&panel(&[], 1.3e6), 400.0).len() <= 4);
+        assert!(labels(&panel(&[], 9.3), 440.0).len() >= 4);
+    }
+
+    #[test]
+    fn panels_stand_in_even_rows() {
+        for (panels, rows, columns) in [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 2, 2), (5, 2, 3), (6, 2, 3), (7, 3, 3)] {
+            let grid = grid(vec![Panel::default(); panels], [3.0, 2.0, 1.0]);
+            assert_eq!(grid.len(), rows);
+            assert!(grid.iter().all(|row| row.panels.len() == columns));
+            let shown = grid.iter().flat_map(|row| &row.panels).filter(|panel| !panel.blank).count();
+            assert_eq!(shown, panels);
+        }
     }
 
     #[test]

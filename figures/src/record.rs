@@ -168,6 +168,29 @@ pub(crate) fn read_field<T: DeserializeOwned>(
         .transpose()
 }
 
+/// The field `name`, a list that is not empty, of the document in the file `header`.
+pub(crate) fn read_list<T: DeserializeOwned>(header: &Path, name: &str, document: &Value) -> Result<Vec<T>, Error> {
+    let entries: Vec<Value> =
+        read_field(header, name, document.get(name))?.ok_or_else(|| Error::lacking(header, name))?;
+    if entries.is_empty() {
+        return Err(Error::unreadable(header, format!("field \"{name}\" is an empty list")));
+    }
+    let read = |(number, entry): (usize, &Value)| {
+        let problem = |e| Error::unreadable(header, format!("field \"{name}\", entry {}: {e}", number + 1));
+        T::deserialize(entry).map_err(problem)
+    };
+    entries.iter().enumerate().map(read).collect()
+}
+
+/// A point in a document; null where a number is not finite.
+pub(crate) type Pair = (Option<f64>, Option<f64>);
+
+/// Such points with NaN for null.
+pub(crate) fn points(pairs: &[Pair]) -> Vec<(f64, f64)> {
+    let number = |value: Option<f64>| value.unwrap_or(f64::NAN);
+    pairs.iter().map(|&(x, y)| (number(x), number(y))).collect()
+}
+
 impl ResultFolder {
     /// Reads `result.json` and `series.csv` in the folder at `path`.
     ///

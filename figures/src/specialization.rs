@@ -51,7 +51,7 @@ pub fn specialization(folders: &[ResultFolder], out: &Path) -> Result<Vec<PathBu
                 }
             }
             let height = if features > 1 { 330.0 } else { 400.0 };
-            Row { height, panels }
+            Row { height, panels, ..Row::default() }
         })
         .collect();
     let (alignments, losses) = rows.split_at_mut(features);

@@ -129,7 +129,7 @@ pub fn spectrum(folder: &ResultFolder, out: &Path) -> Result<Vec<PathBuf>, Error
     legend.push(features);
     legend.extend(explained);
     let rows = panels.into_iter().zip([470.0, 290.0, 250.0]);
-    let rows = rows.map(|(panel, height)| Row { height, panels: vec![panel] }).collect();
+    let rows = rows.map(|(panel, height)| Row { height, panels: vec![panel], ..Row::default() }).collect();
     Figure::new(WIDTH, &folder.spec().words(), rows, legend)?.write(out)
 }
 

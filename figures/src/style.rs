@@ -17,6 +17,8 @@ pub const LABEL: f64 = 30.0;
 pub const TICK: f64 = 27.0;
 /// Size of remarks inside a panel.
 pub const NOTE: f64 = 25.0;
+/// Size of numbers on contours.
+pub const CONTOUR: f64 = 23.0;
 
 /// Font family: the registered font in the PNG, with a substitute for viewers of the SVG.
 pub const FONT: &str = "DejaVu Sans, sans-serif";
@@ -95,6 +97,12 @@ pub enum Marker {
 /// Colour of a head; colours repeat after eight heads.
 pub fn head_color(head: usize) -> RGBColor {
     PALETTE[head % PALETTE.len()]
+}
+
+/// Look of the `rank`-th curve drawn over a map: dark or warm, unlike the map's colours.
+pub fn boundary_look(rank: usize) -> (RGBColor, Dash) {
+    const COLORS: [RGBColor; 4] = [PALETTE[1], PALETTE[6], PALETTE[3], ORANGE];
+    (COLORS[rank % COLORS.len()], Dash::ALL[rank % Dash::ALL.len()])
 }
 
 /// Colour of a head in text, dark enough to be read.

@@ -2,18 +2,21 @@
 //!
 //! `e^x = 2^n e^r` with `n = round(x / ln 2)`, `|r| <= ln 2 / 2`, and the Taylor polynomial of
 //! degree 12 for `e^r` (remainder below `2e-16`). The bits are the same at every SIMD level.
+//! [`exp_and_complement`] gives `1 - e^{-a}` beside `e^{-a}`, to full relative precision.
 
 /// Below this argument `exp` returns `exp(-708)`, the last value before subnormal numbers.
 const SMALLEST: f64 = -708.0;
 
+const LOG2_E: f64 = std::f64::consts::LOG2_E;
+const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
+const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+
+/// Adding 1.5 * 2^52 leaves the nearest integer in the low bits of the mantissa.
+const ROUND: f64 = 6_755_399_441_055_744.0;
+
 /// `e^x` for `x <= 709`, to within 2 units in the last place; a NaN stays one.
 #[inline(always)]
-pub(crate) fn exp(x: f64) -> f64 {
-    const LOG2_E: f64 = std::f64::consts::LOG2_E;
-    const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
-    const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-    // Adding 1.5 * 2^52 leaves the nearest integer in the low bits of the mantissa.
-    const ROUND: f64 = 6_755_399_441_055_744.0;
+pub fn exp(x: f64) -> f64 {
     const TAYLOR: [f64; 12] = [
         1.0 / 39_916_800.0,
         1.0 / 3_628_800.0,
@@ -40,9 +43,40 @@ pub(crate) fn exp(x: f64) -> f64 {
     p * f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52)
 }
 
+/// `(e^{-a}, 1 - e^{-a})` for `a >= 0`, each to within a few units in its last place.
+#[inline(always)]
+pub fn exp_and_complement(a: f64) -> (f64, f64) {
+    // The polynomial of (e^r - 1) / r.
+    const TAYLOR: [f64; 11] = [
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5_040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+    ];
+    let x = -a;
+    let x = if x < SMALLEST { SMALLEST } else { x };
+    let shifted = x.mul_add(LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
+    let mut p = 1.0 / 479_001_600.0;
+    for c in TAYLOR {
+        p = r.mul_add(p, c);
+    }
+    let p = p * r;
+    let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+    (scale.mul_add(p, scale), (-scale).mul_add(p, 1.0 - scale))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::exp;
+    use super::{exp, exp_and_complement};
 
     #[test]
     fn agrees_with_the_standard_library() {
@@ -51,6 +85,19 @@ mod tests {
             let (fast, slow) = (exp(x), x.exp());
             assert!((fast - slow).abs() <= 4.0 * f64::EPSILON * slow, "exp({x}) = {fast:e}, should be {slow:e}");
         }
+    }
+
+    #[test]
+    fn the_complement_keeps_its_relative_precision() {
+        for k in -4000..=800 {
+            let a = (f64::from(k) * 0.01).exp();
+            let (e, complement) = exp_and_complement(a);
+            assert!((e - (-a).exp()).abs() <= 4.0 * f64::EPSILON * e, "exp(-{a}) = {e:e}");
+            let slow = -(-a).exp_m1();
+            assert!((complement - slow).abs() <= 4.0 * f64::EPSILON * slow, "1 - exp(-{a}) = {complement:e}");
+        }
+        assert_eq!(exp_and_complement(0.0), (1.0, 0.0));
+        assert_eq!(exp_and_complement(1e5).1, 1.0);
     }
 
     #[test]

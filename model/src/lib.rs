@@ -8,7 +8,7 @@
 
 pub mod attention;
 mod error;
-mod exponential;
+pub mod exponential;
 mod order_parameters;
 pub mod random;
 pub mod series;

@@ -293,6 +293,12 @@ pub fn solve<E: Evaluator>(
         ));
     }
     options.validate(shape)?;
+    if options.noise > 0.0 && !evaluator.gives_noise() {
+        return Err(Error::invalid(
+            "evaluator",
+            "quadrature gives the loss and its gradient, not the noise of SGD that gamma > 0 needs: use gamma 0, or evaluator qmc",
+        ));
+    }
     let state = State {
         shape,
         with_overlaps: options.noise > 0.0,
@@ -397,7 +403,14 @@ fn derivative_of_overlaps(
     noise: f64,
 ) -> DMatrix<f64> {
     let u = &at.m * moments.gx.transpose() + &at.c * moments.gc.transpose();
-    let mut dr = &moments.gg * noise - &u - u.transpose();
+    let mut dr = -&u - u.transpose();
+    if noise > 0.0 {
+        // Without gg there is no such flow: never one without its noise instead.
+        match &moments.gg {
+            Some(gg) => dr += gg * noise,
+            None => dr.fill(f64::NAN),
+        }
+    }
     if rule == Bias::HalfNorm {
         for ((h, k), d) in indexed(&mut dr) {
             *d += (moments.gb[h] + moments.gb[k]) * r[(h, k)];

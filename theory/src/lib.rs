@@ -4,6 +4,9 @@
 //! - [`moments`]: what the flow needs to know about the data, and the interface [`moments::Evaluator`]
 //!   of whatever computes it;
 //! - [`quasi_monte_carlo`]: an evaluator on fixed, randomised quasi-random points;
+//! - [`quadrature`]: an evaluator that is exact to a tolerance, at any sequence length;
+//! - [`bayes`]: the Bayes risk, and the floors of the activations;
+//! - [`optimum`]: the keys and biases of the lowest loss;
 //! - [`flow`]: the right-hand side and its integration, with events and typed stop reasons;
 //! - [`stability`]: growth rates at stationary points, which it finds, and what grows;
 //! - [`escape`]: when a growing mode leaves, from its rate and its initial size;
@@ -12,9 +15,12 @@
 //! The derivation is in this crate's `README.md`.
 #![warn(missing_docs)]
 
+pub mod bayes;
 pub mod escape;
 pub mod flow;
 pub mod moments;
+pub mod optimum;
+pub mod quadrature;
 pub mod quasi_monte_carlo;
 pub mod stability;
 pub mod stages;

@@ -64,8 +64,8 @@ pub struct Moments {
     pub gc: DMatrix<f64>,
     /// `E[sum_l g_hl]`, length `H`.
     pub gb: Vec<f64>,
-    /// `E[sum_l g_hl g_h'l]`, `H x H`.
-    pub gg: DMatrix<f64>,
+    /// `E[sum_l g_hl g_h'l]`, `H x H`, from evaluators that give it: the noise of SGD.
+    pub gg: Option<DMatrix<f64>>,
 }
 
 /// A way to compute population averages.
@@ -81,6 +81,11 @@ pub trait Evaluator: Sync {
 
     /// The attention.
     fn attention(&self) -> &Attention;
+
+    /// Whether the moments hold `gg`, without which there is no flow with `gamma > 0`.
+    fn gives_noise(&self) -> bool {
+        true
+    }
 
     /// Loss and moments at a point.
     fn moments(&self, at: &Coordinates) -> Moments;
@@ -120,6 +125,10 @@ impl<E: Evaluator> Evaluator for Mean<'_, E> {
         self.first.attention()
     }
 
+    fn gives_noise(&self) -> bool {
+        self.first.gives_noise()
+    }
+
     fn moments(&self, at: &Coordinates) -> Moments {
         let mut sum = self.first.moments(at);
         for other in &self.all[1..] {
@@ -128,7 +137,9 @@ impl<E: Evaluator> Evaluator for Mean<'_, E> {
             sum.loss.second_moment += moments.loss.second_moment;
             sum.gx += moments.gx;
             sum.gc += moments.gc;
-            sum.gg += moments.gg;
+            if let (Some(sum), Some(gg)) = (&mut sum.gg, moments.gg) {
+                *sum += gg;
+            }
             sum.gb.iter_mut().zip(moments.gb).for_each(|(s, g)| *s += g);
         }
         let scale = 1.0 / self.all.len() as f64;
@@ -136,7 +147,9 @@ impl<E: Evaluator> Evaluator for Mean<'_, E> {
         sum.loss.second_moment *= scale;
         sum.gx *= scale;
         sum.gc *= scale;
-        sum.gg *= scale;
+        if let Some(gg) = &mut sum.gg {
+            *gg *= scale;
+        }
         sum.gb.iter_mut().for_each(|g| *g *= scale);
         sum
     }

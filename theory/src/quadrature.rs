@@ -1,0 +1,433 @@
+//! Population loss and gradient by quadrature, for any sequence length (`theory/README.md` section 14).
+//!
+//! ```text
+//! E = 1 - 2 g sum_h E[A_h,eps] + g^2 sum_hh' E[sum_l A_hl A_h'l]
+//! ```
+//!
+//! `1/S = int_0^inf e^{-uS} du` makes the tokens independent, so that the cost does not depend on `L`:
+//! heads one by one and in pairs for softmax and softmax1, one common `u` for bayes-softmax. The trapezoid
+//! rule in `ln u` and in the Gaussians converges geometrically; steps and cut-offs follow from the tolerance
+//! and from the sizes of the scores, are checked against a coarser evaluation, and refined
+//! where that does not bear them out.
+//!
+//! bayes-softmax needs the joint law of all scores: a product grid up to rank 3 of `r`, quasi-Monte Carlo over the
+//! scores of one token above (with its standard error).
+
+pub(crate) mod lattice;
+mod pairs;
+pub(crate) mod shared;
+pub(crate) mod signals;
+
+use headflow_model::{Activation, Aggregation, Attention, Error, Task, mean_and_error};
+use nalgebra::DMatrix;
+use rayon::prelude::*;
+
+use crate::moments::{Coordinates, Evaluator, Loss, Moments};
+use lattice::Precision;
+use pairs::Contribution;
+use shared::Rule;
+use signals::Signals;
+
+/// Tightest tolerance: rounding is not far below.
+pub const TIGHTEST: f64 = 1e-13;
+
+/// Loosest tolerance.
+pub const LOOSEST: f64 = 1e-2;
+
+/// Decades beyond the tolerance that steps are chosen for, in `ln`.
+const MARGIN: f64 = 4.5;
+
+/// The check's `Lambda`, as a fraction.
+const COARSER: f64 = 0.75;
+
+/// Times that `Lambda` is raised.
+const REFINEMENTS: usize = 5;
+
+/// By how much.
+const FINER: f64 = 1.2;
+
+/// The estimate is this many times what geometric convergence, at the rate that the check shows, makes of it.
+const SAFETY: f64 = 10.0;
+
+/// Rounding of a sum of many terms.
+const ROUNDING: f64 = 2e-15;
+
+/// Most multiplications of one evaluation.
+const MOST_WORK: f64 = 2e11;
+
+/// Scrambles of the quasi-Monte Carlo rule, and its first and last number of points.
+pub(crate) const SCRAMBLES: u32 = 8;
+const FIRST_POINTS: usize = 1 << 11;
+const LAST_POINTS: usize = 1 << 15;
+
+/// Standard errors that count as the error of a quasi-Monte Carlo average.
+pub(crate) const STANDARD_ERRORS: f64 = 3.0;
+
+/// An evaluator that is exact to a tolerance.
+#[derive(Debug, Clone)]
+pub struct Quadrature {
+    task: Task,
+    heads: usize,
+    attention: Attention,
+    tolerance: f64,
+    signals: Signals,
+}
+
+/// Derivatives of the population loss.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gradient {
+    /// In the alignments at fixed overlaps, `H x F`.
+    pub m: DMatrix<f64>,
+    /// In the overlaps: `dE = sum_hh' R_hh' dr_hh'` over both orders, `R` symmetric, `H x H`.
+    pub r: DMatrix<f64>,
+    /// In the biases that enter the scores, length `H`.
+    pub b: Vec<f64>,
+}
+
+/// A loss, what it is made of, and how exact it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluation {
+    /// The loss.
+    pub loss: Loss,
+    /// Its gradient, when asked for.
+    pub gradient: Option<Gradient>,
+    /// Estimated error of the loss and of its two parts.
+    pub error_estimate: f64,
+    /// Estimated largest error of an entry of the gradient; zero without one.
+    pub gradient_error_estimate: f64,
+}
+
+impl Evaluation {
+    fn mean(all: &[Self]) -> Option<Self> {
+        let count = all.len() as f64;
+        let mut sum = all.first()?.clone();
+        for other in &all[1..] {
+            sum.loss.attention_on_relevant += other.loss.attention_on_relevant;
+            sum.loss.second_moment += other.loss.second_moment;
+            if let (Some(sum), Some(other)) = (&mut sum.gradient, &other.gradient) {
+                sum.m += &other.m;
+                sum.r += &other.r;
+                sum.b.iter_mut().zip(&other.b).for_each(|(s, o)| *s += o);
+            }
+        }
+        sum.loss.attention_on_relevant /= count;
+        sum.loss.second_moment /= count;
+        if let Some(gradient) = &mut sum.gradient {
+            gradient.m /= count;
+            gradient.r /= count;
+            gradient.b.iter_mut().for_each(|b| *b /= count);
+        }
+        Some(sum)
+    }
+
+    /// The numbers of an evaluation: loss and parts, then the gradient.
+    fn numbers(&self) -> (Vec<f64>, Vec<f64>) {
+        let loss = vec![self.loss.value(), self.loss.attention_on_relevant, self.loss.second_moment];
+        let gradient = self
+            .gradient
+            .as_ref()
+            .map(|g| g.m.iter().chain(g.r.iter()).chain(&g.b).copied().collect())
+            .unwrap_or_default();
+        (loss, gradient)
+    }
+
+    /// Largest differences of the loss and its parts, and of the gradient.
+    fn distance(&self, other: &Self) -> [f64; 2] {
+        let largest = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+        let ((a, ga), (b, gb)) = (self.numbers(), other.numbers());
+        [largest(&a, &b), largest(&ga, &gb)]
+    }
+}
+
+/// Evaluates at `Lambda` for a tolerance and, for a check, at less, then at more until the estimated errors meet the
+/// tolerance: the best value and its errors. None where not even two evaluations are to be had.
+///
+/// Errors fall like `e^{-rate Lambda}` at a rate that need not be 1: if the coarser value is off by `e^{-rate Lambda}`, then a
+/// finer one, with `ratio` times its `Lambda`, is off by the power `ratio` of that.
+pub(crate) fn refined<T>(
+    tolerance: f64,
+    mut at: impl FnMut(f64) -> Option<T>,
+    distance: impl Fn(&T, &T) -> [f64; 2],
+) -> Option<(T, [f64; 2])> {
+    let mut lambda = MARGIN - tolerance.ln();
+    let mut ratio = 1.0 / COARSER;
+    let mut finest = at(lambda * COARSER)?;
+    let mut errors = None;
+    for _ in 0..REFINEMENTS {
+        let Some(finer) = at(lambda) else { break };
+        let found = distance(&finer, &finest).map(|d| (SAFETY * d.powf(ratio)).min(d.max(ROUNDING)));
+        finest = finer;
+        errors = Some(found);
+        if found[0].max(found[1]) <= tolerance {
+            break;
+        }
+        lambda *= FINER;
+        ratio = FINER;
+    }
+    errors.map(|errors| (finest, errors))
+}
+
+impl Quadrature {
+    /// An evaluator with the given absolute tolerance, from `1e-13` to `1e-2`.
+    ///
+    /// # Errors
+    /// When `heads` is zero, the tolerance is out of range, or the support of `theta` has more than 4096 points.
+    pub fn new(task: &Task, heads: usize, attention: Attention, tolerance: f64) -> Result<Self, Error> {
+        if heads == 0 {
+            return Err(Error::invalid("heads", "there must be at least one"));
+        }
+        check_tolerance(tolerance)?;
+        Ok(Self { task: task.clone(), heads, attention, tolerance, signals: Signals::new(task.theta())? })
+    }
+
+    /// The tolerance that was asked for.
+    pub fn tolerance(&self) -> f64 {
+        self.tolerance
+    }
+
+    /// The loss, to the tolerance.
+    ///
+    /// # Errors
+    /// When the tolerance cannot be met: says what was reached.
+    pub fn loss_to_tolerance(&self, at: &Coordinates) -> Result<Evaluation, Error> {
+        self.met(self.evaluate(at, false))
+    }
+
+    /// The loss and its gradient, to the tolerance.
+    ///
+    /// # Errors
+    /// As [`Quadrature::loss_to_tolerance`].
+    pub fn gradient_to_tolerance(&self, at: &Coordinates) -> Result<Evaluation, Error> {
+        self.met(self.evaluate(at, true))
+    }
+
+    fn met(&self, evaluation: Evaluation) -> Result<Evaluation, Error> {
+        let reached = evaluation.error_estimate.max(evaluation.gradient_error_estimate);
+        if reached <= self.tolerance {
+            return Ok(evaluation);
+        }
+        let why = if self.attention.activation == Activation::BayesSoftmax {
+            "; bayes-softmax is exact where r has rank 3 or less and no score varies by more than about 100"
+        } else {
+            ""
+        };
+        Err(Error::invalid(
+            "tolerance",
+            format!(
+                "{:.0e} cannot be met here: reached {reached:.1e} (loss {:.10}); ask for that{why}",
+                self.tolerance,
+                evaluation.loss.value()
+            ),
+        ))
+    }
+
+    /// The best that can be had at a point, with its error estimate, above the tolerance or not.
+    pub fn evaluate(&self, at: &Coordinates, gradient: bool) -> Evaluation {
+        assert_eq!(at.m.shape(), (self.heads, self.task.features()), "m does not fit");
+        assert_eq!(at.b.len(), self.heads, "b does not fit");
+        let r = at.r();
+        let refined = refined(self.tolerance, |lambda| self.at_precision(at, &r, lambda, gradient), Evaluation::distance);
+        if let Some((mut evaluation, [loss, of_gradient])) = refined {
+            let rounding = ROUNDING * (1.0 + evaluation.loss.second_moment);
+            evaluation.error_estimate = loss + rounding;
+            evaluation.gradient_error_estimate = if gradient { of_gradient + rounding } else { 0.0 };
+            return evaluation;
+        }
+        if self.attention.activation == Activation::BayesSoftmax {
+            return self.by_quasi_monte_carlo(at, &r, gradient);
+        }
+        let nan = f64::NAN;
+        Evaluation {
+            loss: Loss { attention_on_relevant: nan, second_moment: nan },
+            gradient: gradient.then(|| Gradient { m: at.m.map(|_| nan), r: r.map(|_| nan), b: vec![nan; self.heads] }),
+            error_estimate: f64::INFINITY,
+            gradient_error_estimate: if gradient { f64::INFINITY } else { 0.0 },
+        }
+    }
+
+    fn precision(&self, lambda: f64) -> Precision {
+        Precision { lambda, tokens: self.task.length() as f64 }
+    }
+
+    /// The factor `g` of the attention.
+    fn scale(&self) -> f64 {
+        match self.attention.aggregation {
+            Aggregation::Mean => 1.0 / self.heads as f64,
+            Aggregation::Sum => 1.0,
+        }
+    }
+
+    /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work.
+    fn at_precision(&self, at: &Coordinates, r: &DMatrix<f64>, lambda: f64, gradient: bool) -> Option<Evaluation> {
+        match self.attention.activation {
+            Activation::BayesSoftmax => self.shared_at(at, r, self.precision(lambda), gradient, &Rule::Tensor),
+            activation => self.pairs_at(at, r, self.precision(lambda), gradient, activation == Activation::Softmax1),
+        }
+    }
+
+    fn pairs_at(
+        &self,
+        at: &Coordinates,
+        r: &DMatrix<f64>,
+        precision: Precision,
+        gradient: bool,
+        leak: bool,
+    ) -> Option<Evaluation> {
+        let (g, heads) = (self.scale(), self.heads);
+        // A pair stands for both of its orders.
+        let ask = |second: f64| pairs::Question {
+            m: &at.m,
+            r,
+            b: &at.b,
+            signals: &self.signals,
+            precision,
+            leak,
+            weights: [-2.0 * g, second * g * g],
+            gradient,
+        };
+        let tasks: Vec<[usize; 2]> = (0..heads).flat_map(|h| (0..=h).map(move |k| [h, k])).collect();
+        let question = ask(2.0);
+        let work: f64 = tasks.iter().filter(|[h, k]| h != k).map(|&[h, k]| pairs::work(&question, h, k)).sum();
+        if work > MOST_WORK {
+            return None;
+        }
+        let parts: Vec<Contribution> = tasks
+            .par_iter()
+            .map(|&[h, k]| if h == k { pairs::single(&ask(1.0), h) } else { pairs::pair(&question, h, k) })
+            .collect();
+        let mut loss = Loss::default();
+        let mut sum = Gradient {
+            m: DMatrix::zeros(heads, self.task.features()),
+            r: DMatrix::zeros(heads, heads),
+            b: vec![0.0; heads],
+        };
+        for part in parts {
+            let [h, k] = part.heads;
+            loss.attention_on_relevant += g * part.first;
+            loss.second_moment += g * g * part.second * if h == k { 1.0 } else { 2.0 };
+            for (i, head) in part.heads.into_iter().enumerate() {
+                sum.b[head] += part.b[i];
+                let mut row = sum.m.row_mut(head);
+                row += part.m[i].transpose();
+            }
+            sum.r[(h, h)] += part.r[0];
+            sum.r[(k, k)] += part.r[2];
+            if h != k {
+                // The derivative with r_hh' and r_h'h moving together, shared between the two.
+                sum.r[(h, k)] += 0.5 * part.r[1];
+                sum.r[(k, h)] += 0.5 * part.r[1];
+            }
+        }
+        Some(Evaluation {
+            loss,
+            gradient: gradient.then_some(sum),
+            error_estimate: f64::NAN,
+            gradient_error_estimate: f64::NAN,
+        })
+    }
+
+    fn shared_at(
+        &self,
+        at: &Coordinates,
+        r: &DMatrix<f64>,
+        precision: Precision,
+        gradient: bool,
+        rule: &Rule,
+    ) -> Option<Evaluation> {
+        let g = self.scale();
+        let components = self.signals.components(&at.m, precision);
+        let question = shared::Question {
+            m: &at.m,
+            r,
+            b: &at.b,
+            components: &components,
+            covariance: self.signals.covariance.as_ref(),
+            precision,
+            weights: [-2.0 * g, g * g],
+            gradient,
+        };
+        let answer = shared::evaluate(&question, rule)?;
+        Some(Evaluation {
+            loss: Loss { attention_on_relevant: g * answer.first, second_moment: g * g * answer.second },
+            gradient: gradient.then(|| Gradient { m: answer.m, r: answer.r, b: answer.b.as_slice().to_vec() }),
+            error_estimate: f64::NAN,
+            gradient_error_estimate: f64::NAN,
+        })
+    }
+
+    /// bayes-softmax of a rank beyond product grids.
+    fn by_quasi_monte_carlo(&self, at: &Coordinates, r: &DMatrix<f64>, gradient: bool) -> Evaluation {
+        // Steps in t need not be finer than what sampling reaches.
+        let precision = self.precision(MARGIN - self.tolerance.max(1e-8).ln());
+        let mut points = FIRST_POINTS;
+        loop {
+            let all: Vec<Evaluation> = (0..SCRAMBLES)
+                .filter_map(|s| self.shared_at(at, r, precision, gradient, &Rule::QuasiRandom(points, s)))
+                .collect();
+            let errors = |pick: &dyn Fn(&Evaluation) -> Vec<f64>| -> f64 {
+                let rows: Vec<Vec<f64>> = all.iter().map(pick).collect();
+                (0..rows[0].len())
+                    .map(|i| STANDARD_ERRORS * mean_and_error(rows.iter().map(|row| row[i])).1)
+                    .fold(0.0, f64::max)
+            };
+            let (loss, of_gradient) = (errors(&|e| e.numbers().0), errors(&|e| e.numbers().1));
+            if loss.max(of_gradient) <= self.tolerance || points >= LAST_POINTS {
+                let mut mean = Evaluation::mean(&all).unwrap_or_else(|| all[0].clone());
+                mean.error_estimate = loss;
+                mean.gradient_error_estimate = of_gradient;
+                return mean;
+            }
+            points *= 4;
+        }
+    }
+}
+
+/// Refuses a tolerance that is no number between the tightest and the loosest.
+///
+/// # Errors
+/// Says what the limits are.
+pub fn check_tolerance(tolerance: f64) -> Result<(), Error> {
+    if (TIGHTEST..=LOOSEST).contains(&tolerance) {
+        return Ok(());
+    }
+    Err(Error::invalid("tolerance", format!("{tolerance} is not between {TIGHTEST:e} and {LOOSEST:e}")))
+}
+
+impl Evaluator for Quadrature {
+    fn task(&self) -> &Task {
+        &self.task
+    }
+
+    fn heads(&self) -> usize {
+        self.heads
+    }
+
+    fn attention(&self) -> &Attention {
+        &self.attention
+    }
+
+    fn gives_noise(&self) -> bool {
+        false
+    }
+
+    fn moments(&self, at: &Coordinates) -> Moments {
+        let evaluation = self.evaluate(at, true);
+        let gradient = evaluation.gradient.unwrap_or_else(|| Gradient {
+            m: DMatrix::zeros(self.heads, self.task.features()),
+            r: DMatrix::zeros(self.heads, self.heads),
+            b: vec![0.0; self.heads],
+        });
+        // r = m m^T + C C^T.
+        Moments {
+            loss: evaluation.loss,
+            gx: gradient.m + &gradient.r * &at.m * 2.0,
+            gc: &gradient.r * &at.c * 2.0,
+            gb: gradient.b,
+            gg: None,
+        }
+    }
+
+    fn loss(&self, at: &Coordinates) -> Loss {
+        self.evaluate(at, false).loss
+    }
+}

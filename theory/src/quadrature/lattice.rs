@@ -1,0 +1,395 @@
+//! Grids of the trapezoid rule, their steps from a wanted precision, and the functions summed on them.
+//!
+//! With `a = u e^s` and `t = ln u`, everything that is summed is one of the kernels
+//!
+//! ```text
+//! X = 1 - e^{-a},   G_k = d^k/ds^k e^{-a}:   G_1 = -a e^{-a},   G_2 = (a^2 - a) e^{-a},   ...
+//! ```
+//!
+//! functions of `t + s`, analytic and bounded in the strip `|Im (t + s)| < pi/2`. A trapezoid sum of step
+//! `h` over a function whose Fourier transform falls like `e^{-pi k/2 - v k^2/2}` is off by that value at
+//! `k = 2 pi/h`; the steps below solve this for an error `e^{-Lambda}`.
+
+use std::f64::consts::PI;
+
+use headflow_model::exponential::{exp, exp_and_complement};
+use pulp::{Arch, Simd, WithSimd};
+
+/// Lattice points that are handled side by side.
+pub(crate) const LANES: usize = 8;
+
+/// Longest stretch of `t` on which `e^{t - center}` is kept without overflow.
+const SEGMENT: f64 = 600.0;
+
+/// Logarithms beyond this size saturate every kernel.
+const SATURATED: f64 = 690.0;
+
+/// `a` beyond which every kernel counts as vanished: products of two are still no subnormal numbers, which are slow.
+const LARGEST: f64 = 300.0;
+
+/// Steps in `t` are this much smaller than they need be: equal to those of the scores, the two grids would resonate.
+const DETUNED: f64 = 0.88;
+
+/// How precise a sum is to be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Precision {
+    /// `Lambda = -ln(error)`.
+    pub lambda: f64,
+    /// Number of tokens `L`.
+    pub tokens: f64,
+}
+
+impl Precision {
+    /// `Lambda` of averages over one token, which are raised to the power `L - 1`.
+    pub fn of_token(self) -> f64 {
+        self.lambda + self.tokens.ln()
+    }
+
+    /// How far out a normal variable is followed, so that one of `L` rarely lies beyond.
+    pub fn reach(self) -> f64 {
+        (2.0 * self.of_token()).sqrt()
+    }
+
+    /// The step in a standard normal variable that enters the scores with a factor `slope`.
+    pub fn normal_step(self, slope: f64) -> f64 {
+        let (slope, lambda) = (slope.abs(), self.of_token());
+        let gaussian = PI * (2.0 / lambda).sqrt();
+        if 4.0 * slope <= gaussian {
+            return gaussian;
+        }
+        PI * PI / (slope * (lambda + PI * PI / (8.0 * slope * slope)))
+    }
+
+    /// The step in `t = ln u` for scores of standard deviation `sigma`.
+    pub fn laplace_step(self, sigma: f64) -> f64 {
+        // The power L - 1 sharpens a Gaussian edge, like the maximum of as many normals: a Gumbel law of scale
+        // sigma / sqrt(2 ln L), whose transform falls like a Gaussian first, and then exponentially.
+        let variance = sigma * sigma / (1.0 + 2.0 * self.tokens.ln());
+        if variance * self.lambda < 1e-3 {
+            return DETUNED * PI * PI / self.lambda;
+        }
+        let scale = sigma / (2.0 * self.tokens.ln()).sqrt() * (1.0 + 2.0 / (self.tokens - 1.0));
+        let gaussian = ((PI * PI / 4.0 + 2.0 * variance * self.lambda).sqrt() - PI / 2.0) / variance;
+        let turn = PI * scale / (2.0 * variance);
+        let exponential = (self.lambda + 0.5 * variance * turn * turn) * 2.0 / (PI * (1.0 + scale));
+        DETUNED * 2.0 * PI / if gaussian <= turn { gaussian } else { exponential }
+    }
+}
+
+/// Nodes and weights of a standard normal variable.
+#[derive(Debug, Clone)]
+pub(crate) struct Normal {
+    pub x: Vec<f64>,
+    pub weights: Vec<f64>,
+}
+
+impl Normal {
+    /// The trapezoid rule for a function of `slope x`; one node when it is constant.
+    pub fn new(precision: Precision, slope: f64) -> Self {
+        if slope == 0.0 {
+            return Self { x: vec![0.0], weights: vec![1.0] };
+        }
+        Self::with_step(precision.normal_step(slope), precision.reach())
+    }
+
+    /// Nodes at the multiples of `step` up to `reach`.
+    pub fn with_step(step: f64, reach: f64) -> Self {
+        let last = (reach / step).ceil() as i64;
+        let x: Vec<f64> = (-last..=last).map(|i| i as f64 * step).collect();
+        let weights = x.iter().map(|x| step / (2.0 * PI).sqrt() * (-0.5 * x * x).exp()).collect();
+        Self { x, weights }
+    }
+}
+
+/// Points `t`, a multiple of [`LANES`] of them: equally spaced, or graded, that is equally spaced in a smooth function of `t`.
+#[derive(Debug, Clone)]
+pub(crate) struct Laplace {
+    pub t: Vec<f64>,
+    /// Weights of an integral over `t`.
+    pub weights: Vec<f64>,
+    /// `e^{t - center}` of the segment a point lies in.
+    relative: Vec<f64>,
+    /// Points of a segment, a multiple of [`LANES`].
+    segment: usize,
+    centers: Vec<f64>,
+}
+
+impl Laplace {
+    /// The multiples of `step` that cover `from ..= to`.
+    pub fn new(step: f64, from: f64, to: f64) -> Self {
+        let first = (from / step).floor();
+        let count = ((to / step).ceil() - first) as usize + 1;
+        let count = count.next_multiple_of(LANES);
+        let t: Vec<f64> = (0..count).map(|i| (first + i as f64) * step).collect();
+        Self::of(vec![step; count], t, step)
+    }
+
+    /// Steps for a factor `e^{-u}`: `fine` where it bends, `coarse` where `u` is so small that its bend is below `e^{-lambda}`.
+    /// The points are `w(t) = 1, 2, ..`, with `w' = 1/coarse + (1/fine - 1/coarse) / (1 + e^{-(t + a)/d})`.
+    pub fn graded(fine: f64, coarse: f64, lambda: f64, from: f64, to: f64) -> Self {
+        if coarse <= 1.2 * fine {
+            return Self::new(fine, from, to);
+        }
+        let (a, d) = (0.65 * lambda, lambda / 8.0);
+        let more = 1.0 / fine - 1.0 / coarse;
+        let w = |t: f64| {
+            let x = (t + a) / d;
+            t / coarse + more * d * (x.max(0.0) + (-x.abs()).exp().ln_1p())
+        };
+        let slope = |t: f64| 1.0 / coarse + more / (1.0 + (-(t + a) / d).exp());
+        let first = w(from).floor();
+        let count = ((w(to).ceil() - first) as usize + 1).next_multiple_of(LANES);
+        let mut at = from;
+        let t: Vec<f64> = (0..count)
+            .map(|i| {
+                let goal = first + i as f64;
+                // w is increasing and convex: Newton's method goes there from the right after one step.
+                for _ in 0..50 {
+                    let change = (w(at) - goal) / slope(at);
+                    at -= change;
+                    if change.abs() <= 1e-15 * at.abs().max(1.0) {
+                        break;
+                    }
+                }
+                at
+            })
+            .collect();
+        let weights = t.iter().map(|&t| 1.0 / slope(t)).collect();
+        Self::of(weights, t, coarse)
+    }
+
+    fn of(weights: Vec<f64>, t: Vec<f64>, longest: f64) -> Self {
+        let segment = ((SEGMENT / longest) as usize / LANES).max(1) * LANES;
+        let centers: Vec<f64> = t.chunks(segment).map(|part| 0.5 * (part[0] + part[part.len() - 1])).collect();
+        let relative = t.iter().enumerate().map(|(i, t)| (t - centers[i / segment]).exp()).collect();
+        Self { t, weights, relative, segment, centers }
+    }
+
+    pub fn len(&self) -> usize {
+        self.t.len()
+    }
+
+    /// `u = e^t` at every point; zero or infinite only beyond the range of numbers.
+    pub fn u(&self) -> impl Iterator<Item = f64> + '_ {
+        self.t.iter().map(|t| t.exp())
+    }
+}
+
+/// Number of kernels in a table: `X`, then `G_1` and so on.
+pub(crate) const X: usize = 0;
+
+/// `table[(column, k, i)] = scale_column sum_q weight_q K_k(t_i + offset_column + inner_q)`, with `K_0 = X`
+/// and `K_k = G_k` for `k < KERNELS`; the points `i` lie side by side.
+pub(crate) fn table<const KERNELS: usize>(
+    lattice: &Laplace,
+    offsets: &[f64],
+    scales: Option<&[f64]>,
+    inner: (&[f64], &[f64]),
+) -> Vec<f64> {
+    let mut out = vec![0.0; offsets.len() * KERNELS * lattice.len()];
+    Arch::new().dispatch(Fill::<KERNELS> { lattice, offsets, scales, inner, out: &mut out });
+    out
+}
+
+struct Fill<'a, const KERNELS: usize> {
+    lattice: &'a Laplace,
+    offsets: &'a [f64],
+    scales: Option<&'a [f64]>,
+    inner: (&'a [f64], &'a [f64]),
+    out: &'a mut [f64],
+}
+
+/// The kernels at `a`.
+#[inline(always)]
+fn kernels<const KERNELS: usize>(a: f64) -> [f64; KERNELS] {
+    let a = if a > LARGEST { LARGEST } else { a };
+    let (e, x) = exp_and_complement(a);
+    let mut values = [0.0; KERNELS];
+    let g = [
+        x,
+        -a * e,
+        (a - 1.0) * a * e,
+        ((3.0 - a) * a - 1.0) * a * e,
+        (((a - 6.0) * a + 7.0) * a - 1.0) * a * e,
+    ];
+    values.copy_from_slice(&g[..KERNELS]);
+    values
+}
+
+#[inline(always)]
+fn saturating_exp(x: f64) -> f64 {
+    let x = if x > SATURATED { SATURATED } else { x };
+    exp(x)
+}
+
+impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { lattice, offsets, scales, inner: (values, weights), out } = self;
+        let n = lattice.len();
+        let mut e = vec![0.0; values.len()];
+        for (column, &offset) in offsets.iter().enumerate() {
+            let scale = scales.map_or(1.0, |s| s[column]);
+            let out = &mut out[column * KERNELS * n..][..KERNELS * n];
+            for (segment, &center) in lattice.centers.iter().enumerate() {
+                for (e, v) in e.iter_mut().zip(values) {
+                    *e = saturating_exp(v + (offset + center));
+                }
+                let from = segment * lattice.segment;
+                let to = (from + lattice.segment).min(n);
+                for block in (from..to).step_by(LANES) {
+                    let mut u = [0.0; LANES];
+                    u.copy_from_slice(&lattice.relative[block..block + LANES]);
+                    let mut sums = [[0.0f64; LANES]; KERNELS];
+                    for (&e, &weight) in e.iter().zip(weights) {
+                        for lane in 0..LANES {
+                            let k = kernels::<KERNELS>(u[lane] * e);
+                            for kernel in 0..KERNELS {
+                                sums[kernel][lane] = weight.mul_add(k[kernel], sums[kernel][lane]);
+                            }
+                        }
+                    }
+                    for kernel in 0..KERNELS {
+                        for lane in 0..LANES {
+                            out[kernel * n + block + lane] = scale * sums[kernel][lane];
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// For each `offset`: `[sum_i sum_k first[k][i] G_{k+1}(t_i + offset), the same with G_{k+2}]`, `k = 0, 1, 2`:
+/// the first two derivatives in the score of a function that is summed on the lattice.
+pub(crate) fn derivatives(lattice: &Laplace, coefficients: &[Vec<f64>; 3], offsets: &[f64]) -> Vec<[f64; 2]> {
+    let mut out = vec![[0.0; 2]; offsets.len()];
+    Arch::new().dispatch(Contract { lattice, coefficients, offsets, out: &mut out });
+    out
+}
+
+struct Contract<'a> {
+    lattice: &'a Laplace,
+    coefficients: &'a [Vec<f64>; 3],
+    offsets: &'a [f64],
+    out: &'a mut [[f64; 2]],
+}
+
+impl WithSimd for Contract<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { lattice, coefficients: [c0, c1, c2], offsets, out } = self;
+        let n = lattice.len();
+        for (offsets, out) in offsets.chunks(LANES).zip(out.chunks_mut(LANES)) {
+            let mut sums = [[0.0f64; LANES]; 2];
+            for (segment, &center) in lattice.centers.iter().enumerate() {
+                let mut e = [0.0; LANES];
+                for (e, o) in e.iter_mut().zip(offsets) {
+                    *e = saturating_exp(o + center);
+                }
+                let from = segment * lattice.segment;
+                for i in from..(from + lattice.segment).min(n) {
+                    let (u, c0, c1, c2) = (lattice.relative[i], c0[i], c1[i], c2[i]);
+                    for lane in 0..LANES {
+                        let [_, g1, g2, g3, g4] = kernels::<5>(u * e[lane]);
+                        sums[0][lane] += c0 * g1 + c1 * g2 + c2 * g3;
+                        sums[1][lane] += c0 * g2 + c1 * g3 + c2 * g4;
+                    }
+                }
+            }
+            for (lane, out) in out.iter_mut().enumerate() {
+                *out = [sums[0][lane], sums[1][lane]];
+            }
+        }
+    }
+}
+
+/// Where a decreasing function falls through `level`, to within `width`: a point before (`above`) or after it.
+pub(crate) fn crossing(mut from: f64, mut to: f64, width: f64, falls_below: impl Fn(f64) -> bool) -> (f64, f64) {
+    while to - from > width {
+        let middle = 0.5 * (from + to);
+        if falls_below(middle) {
+            to = middle;
+        } else {
+            from = middle;
+        }
+    }
+    (from, to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernels are the derivatives of `e^{-u e^s}` in `s`, at any place of a long lattice.
+    #[test]
+    fn kernels_are_derivatives() {
+        let lattice = Laplace::new(7.3, -1400.0, 900.0);
+        for offset in [-850.0, -3.2, 0.0, 2.0, 1300.0] {
+            let values = table::<5>(&lattice, &[offset], None, (&[0.0], &[1.0]));
+            let n = lattice.len();
+            for (i, t) in lattice.t.iter().enumerate() {
+                let a = (t + offset).exp();
+                let e = (-a).exp();
+                let expected = if a > LARGEST {
+                    [1.0, 0.0, 0.0, 0.0, 0.0]
+                } else {
+                    let (a2, a3, a4) = (a * a, a * a * a, a * a * a * a);
+                    [-(-a).exp_m1(), -a * e, (a2 - a) * e, (-a3 + 3.0 * a2 - a) * e, (a4 - 6.0 * a3 + 7.0 * a2 - a) * e]
+                };
+                for k in 0..5 {
+                    let got = values[k * n + i];
+                    assert!((got - expected[k]).abs() <= 1e-12 * expected[k].abs() + 1e-120, "{k} {t} {offset}: {got}");
+                }
+            }
+        }
+        // And each is the derivative of the one before.
+        let at = |s: f64| kernels::<5>(s.exp());
+        for s in [-2.0, -0.3, 0.4, 1.5] {
+            let (high, low) = (at(s + 1e-5), at(s - 1e-5));
+            for k in 0..4 {
+                let sign = if k == 0 { -1.0 } else { 1.0 };
+                let slope = sign * (high[k] - low[k]) / 2e-5;
+                assert!((slope - at(s)[k + 1]).abs() < 1e-8, "{k} at {s}");
+            }
+        }
+    }
+
+    /// The contracted derivatives are those of the table's own sum.
+    #[test]
+    fn contraction_is_the_sum() {
+        let lattice = Laplace::new(0.4, -12.0, 9.0);
+        let n = lattice.len();
+        let c: [Vec<f64>; 3] = std::array::from_fn(|k| (0..n).map(|i| ((i * (k + 2)) as f64).sin()).collect());
+        let offsets: Vec<f64> = (0..11).map(|i| -3.0 + 0.6 * i as f64).collect();
+        let fast = derivatives(&lattice, &c, &offsets);
+        for (offset, fast) in offsets.iter().zip(fast) {
+            let values = table::<5>(&lattice, &[*offset], None, (&[0.0], &[1.0]));
+            for d in 0..2 {
+                let slow: f64 = (0..3).map(|k| (0..n).map(|i| c[k][i] * values[(k + 1 + d) * n + i]).sum::<f64>()).sum();
+                assert!((fast[d] - slow).abs() < 1e-11);
+            }
+        }
+    }
+
+    /// The normal rule integrates a narrow feature to the precision that was asked for.
+    #[test]
+    fn steps_follow_narrow_features() {
+        for lambda in [12.0, 20.0, 28.0] {
+            let precision = Precision { lambda, tokens: 2.0 };
+            for slope in [0.01, 0.3, 2.0, 30.0] {
+                let sum = |grid: &Normal| -> f64 {
+                    grid.x.iter().zip(&grid.weights).map(|(x, w)| w * (-(slope * x + 0.3).exp()).exp()).sum()
+                };
+                let rule = Normal::new(precision, slope);
+                let fine = Normal::with_step(0.31 * precision.normal_step(slope), 9.0);
+                let error = (sum(&rule) - sum(&fine)).abs();
+                assert!(error < 10.0 * (-lambda).exp() + 1e-15, "Lambda {lambda}, slope {slope}: {error:e}");
+            }
+        }
+    }
+}
