@@ -54,6 +54,8 @@ pub enum Purpose {
     Points = 4,
     /// The overlap chain: its samples, and its random initial keys.
     Chain = 5,
+    /// Random sets of heads to remove.
+    Pruning = 6,
 }
 
 /// One Philox4x32 block with `rounds` rounds: 128 random bits from a counter and a key.
