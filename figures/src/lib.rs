@@ -40,5 +40,10 @@ pub use record::ResultFolder;
 pub use specialization::specialization;
 pub use spectrum::spectrum;
 
+/// TODO: to be replaced by the figure of the losses against the number of removed heads.
+pub fn pruning(_: &std::path::Path, _: &std::path::Path) -> Result<Vec<std::path::PathBuf>, Error> {
+    Ok(Vec::new())
+}
+
 #[cfg(test)]
 mod fixture;
