@@ -164,7 +164,7 @@ pub const FIELDS: &[Field] = &[
         "scrambles",
         Kind::Count,
         THEORY,
-        "Independent scrambles, for standard errors [default: 8; loss 16; stability, prune 4; stages 1]",
+        "Independent scrambles, for standard errors [default: 8; loss, prune 16; stability 4; stages 1]",
     ),
     field(
         "method",
@@ -552,7 +552,9 @@ impl Spec {
         }
         self.complete_dimensions(purpose, heads, features)?;
         if self.points.is_none() {
-            let limit = DEFAULT_NUMBERS / (self.length * (heads + features));
+            // Pruning holds points for each number of heads.
+            let sets = if purpose == Purpose::Prune { heads } else { 1 };
+            let limit = DEFAULT_NUMBERS / (self.length * (heads + features) * sets);
             let most = match (purpose, self.initial) {
                 // One flow for each replica.
                 (Purpose::Compare, Initial::Random) => 1 << 13,
@@ -567,7 +569,9 @@ impl Spec {
         }
         let scrambles = self.scrambles.unwrap_or(match purpose {
             Purpose::Loss => 16,
-            Purpose::Stability | Purpose::Prune => 4,
+            Purpose::Stability => 4,
+            // Losses with different numbers of heads have different points: what heads cost must exceed the errors.
+            Purpose::Prune => 16,
             // One flow with one pattern: scrambles may end in different, equivalent states.
             Purpose::Stages => 1,
             _ => 8,

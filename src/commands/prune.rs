@@ -4,7 +4,9 @@
 //! E_S = E(m, r, b restricted to the heads outside S),   |S| = 0, 1, ..., most_removed
 //! ```
 //!
-//! of one or more trained systems: flows, replicas of a simulation, or a given point.
+//! of one or more trained systems: flows, replicas of a simulation, or a given point. Losses are population
+//! losses of the limit at the trained overlaps, for simulations as well: those at finite `D` are higher by order
+//! `1 / D` (`theory/README.md` section 14).
 
 use headflow::figures;
 use headflow::folder::RunFolder;
@@ -26,6 +28,9 @@ use super::{Clock, document, drawn, ensemble_route, print, say, theory_route};
 use crate::cli::Request;
 use crate::progress::Progress;
 
+/// Memory that the points of all losses may take, in bytes.
+const MEMORY_LIMIT: usize = 8 << 30;
+
 /// The losses of points with any of the numbers of heads that pruning leaves.
 struct Losses {
     /// The fewest heads.
@@ -40,6 +45,19 @@ impl Losses {
         let (heads, task, attention) = (spec.head_count(), spec.task()?, spec.attention());
         let fewest = heads - spec.most_removed.unwrap_or(heads - 1);
         let (points, scrambles) = (points(spec)?, spec.scrambles.unwrap_or(1) as u32);
+        let numbers: usize = (fewest..=heads).map(|heads| heads + task.features()).sum::<usize>() * task.length();
+        let bytes = numbers.saturating_mul(points).saturating_mul(scrambles as usize * size_of::<f32>());
+        if bytes > MEMORY_LIMIT {
+            return Err(Error::invalid(
+                "points",
+                format!(
+                    "{scrambles} scrambles of {points} points for each number of heads from {fewest} to {heads} need {} GiB, \
+                     above the limit of {} GiB; use fewer, or remove fewer heads (--most-removed)",
+                    bytes >> 30,
+                    MEMORY_LIMIT >> 30
+                ),
+            ));
+        }
         let of = |heads| {
             (1..=scrambles).map(|s| QuasiMonteCarlo::new(&task, heads, attention, points, spec.seed, s)).collect()
         };
@@ -146,8 +164,7 @@ fn flows(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
 }
 
 /// Each trained system's losses, in order.
-fn pruned(spec: &Spec, systems: &[OrderParameters], quiet: bool) -> Result<Vec<Pruning>, Error> {
-    let losses = Losses::new(spec)?;
+fn pruned(spec: &Spec, losses: &Losses, systems: &[OrderParameters], quiet: bool) -> Result<Vec<Pruning>, Error> {
     let most = spec.most_removed.unwrap_or_else(|| spec.head_count() - 1);
     let sets = pruning::sets(spec.head_count(), spec.subsets, most);
     let progress = Progress::new("pruning", systems.len() as u64 * sets, false, quiet);
@@ -303,8 +320,10 @@ fn heading(trained: &Trained) -> String {
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let mut folder = RunFolder::prepare(request.out.as_deref(), "prune", request.force)?;
+    // What cannot be had is said before the training.
+    let losses = Losses::new(spec)?;
     let trained = train(spec, request.quiet)?;
-    let all = pruned(spec, &trained.systems, request.quiet)?;
+    let all = pruned(spec, &losses, &trained.systems, request.quiet)?;
     let pruning = entry(spec, &trained, &all);
     let files = if trained.series.is_empty() {
         "result.json"
@@ -323,12 +342,12 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Fields that the figure starts from; the panels bring theta and the number of heads. The learning rate and
+/// Fields that the figure starts from, those of its first panel. The learning rate and
 /// the time are such that the loss no longer falls: heads that are still moving are no redundant heads.
 pub fn defaults() -> Value {
     json!({
         "initial": "random", "dimension": 300, "replicas": 20, "gamma": 0.5, "tau": 600.0, "records": 13,
-        "points": 4096, "scrambles": 16,
+        "points": 4096, "scrambles": 16, "theta": {"kind": "gaussian", "mean": [0.0, 0.0], "sd": [2.0, 2.0]}, "heads": 6,
     })
 }
 
@@ -389,7 +408,7 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
                         }
                         let spec = completed(Value::Object(own), Purpose::Prune, request)?;
                         let trained = train(&spec, request.quiet)?;
-                        let all = pruned(&spec, &trained.systems, request.quiet)?;
+                        let all = pruned(&spec, &Losses::new(&spec)?, &trained.systems, request.quiet)?;
                         if !request.quiet && !request.json {
                             say(&format!(
                                 "{title}, {}: {}{}",
