@@ -23,6 +23,7 @@ Examples:
   headflow compare --attention bayes-softmax         the same for another activation
   headflow flow --gamma 0 --tau 100 --theta flip:2.5,2
   headflow simulate --dimension 2000 --replicas 4 --initial random
+  headflow prune --initial random --replicas 20 --attention softmax1
   headflow loss --theta flip:2 --length 5 --m \"1.5;-1.2\" --r \"2.55,-1.75;-1.75,1.64\"
   headflow flow --print-spec > spec.json             then edit it, and
   headflow flow --spec spec.json --out my-flow
@@ -61,7 +62,7 @@ pub struct Request {
 const MAX_THREADS: usize = 1024;
 
 /// Names of figures.
-pub const FIGURES: [&str; 5] = ["comparison", "specialization", "escape", "hierarchy", "spectrum"];
+pub const FIGURES: [&str; 6] = ["comparison", "specialization", "escape", "hierarchy", "spectrum", "pruning"];
 
 fn spec_flags() -> Vec<Arg> {
     let file = Arg::new("spec").long("spec").value_name("FILE").help("Read a spec from a JSON file; flags override it");
@@ -195,6 +196,25 @@ pub fn build() -> Command {
         )
         .subcommand(
             command(
+                "prune",
+                "Remove heads after training: the loss against their number",
+                "Trains first: the flow (default; with --initial random one for each of --replicas draws of keys in \
+                 --dimension dimensions), or every replica of a simulation (--engine direct or overlap). With --m, --r, --b \
+                 it takes that point as it is. Then sets of heads go and the others stay fixed: mean divides by the heads left, \
+                 bayes-softmax normalises over them, sum just lacks the others. All sets of each size are taken, or --subsets \
+                 random ones.\n\
+                 \"can go\" is the largest number for which, up to it, the best set (by choice) or the mean over sets (at random) \
+                 costs at most a fraction of the loss; beside it H - F and, where theta has finite support, H - |support|. \
+                 Losses are population losses of the limit at the trained overlaps, for simulations too.",
+                "Examples:\n  headflow prune --heads 6 --theta gaussian:mean=0,0:sd=2,2 --attention softmax1 --initial random --replicas 20\n  \
+                 headflow prune --engine direct --dimension 300 --initial random --heads 8 --theta flip:2,2 --replicas 20\n  \
+                 headflow prune --theta flip:2 --m \"1.5;-1.2;1.4\" --prune-tolerances 0.001,0.01 --json",
+            )
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
                 "loss",
                 "Population loss and its parts at given m, r, b",
                 "E = 1 - 2 E[a_eps] + E[sum_l a_l^2], with standard errors over scrambles. Writes a folder only with --out.",
@@ -216,11 +236,14 @@ pub fn build() -> Command {
                  hierarchy: alignments with three features of decreasing variance, flow and chain, plateaus shaded, \
                  predicted times marked.\n\
                  spectrum: growth rates along a flow.\n\
-                 These three compute a run with defaults of their own, any field of which can be given, into a folder; \
+                 pruning: loss against the number of removed heads, for the three activations, an isotropic Gaussian theta and \
+                 flips, after flows and after direct SGD from random keys (some minutes).\n\
+                 These compute a run with defaults of their own, any field of which can be given, into a folder; \
                  --from draws it again.",
                 "Examples:\n  headflow figure comparison --from results/compare\n  headflow figure specialization\n  \
                  headflow figure escape\n  headflow figure hierarchy --attention softmax1\n  \
                  headflow figure spectrum --from results/spectrum\n  \
+                 headflow figure pruning --replicas 40\n  \
                  headflow figure specialization --tau 100 --dimensions 500 --out my-figure",
             )
             .arg(Arg::new("figure").value_name("NAME").required(true).help(FIGURES.join(" | ")))

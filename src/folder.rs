@@ -20,7 +20,7 @@ use tempfile::NamedTempFile;
 pub const CHECKPOINT: &str = "checkpoint.json";
 
 /// What runs write, the document first: without it a folder holds no result.
-const FILES: [&str; 13] = [
+const FILES: [&str; 15] = [
     "result.json",
     "series.csv",
     "series.npz",
@@ -34,6 +34,8 @@ const FILES: [&str; 13] = [
     "hierarchy.svg",
     "spectrum.png",
     "spectrum.svg",
+    "pruning.png",
+    "pruning.svg",
 ];
 
 /// Where runs go unless told otherwise.

@@ -53,8 +53,9 @@ const fn field(name: &'static str, kind: Kind, group: &'static str, help: &'stat
 const TASK: &str = "Task and attention";
 const LEARNING: &str = "Learning and start";
 const TIME: &str = "Time";
-const POINT: &str = "Point (loss, stability)";
+const POINT: &str = "Point (loss, stability, prune)";
 const STAGES: &str = "Stability and stages";
+const PRUNING: &str = "Pruning";
 const THEORY: &str = "Theory";
 const SIMULATION: &str = "Simulation";
 
@@ -139,17 +140,31 @@ pub const FIELDS: &[Field] = &[
     ),
     field("contrast", Kind::Number, STAGES, "How much longer a plateau dwells than its surroundings [default: 2]"),
     field(
+        "subsets",
+        Kind::Count,
+        PRUNING,
+        "Most sets of heads that are removed at each number: all of them where there are no more, else random ones \
+         [default: 256]",
+    ),
+    field("most_removed", Kind::Count, PRUNING, "Most heads that are removed [default: H - 1]"),
+    field(
+        "prune_tolerances",
+        Kind::List,
+        PRUNING,
+        "Fractions of the loss that removed heads may cost, for the number that can go [default: 0.01,0.05]",
+    ),
+    field(
         "points",
         Kind::Count,
         THEORY,
         "Quasi-Monte Carlo points a scramble, a power of two [default: 65536; compare 32768, with random keys \
-         8192; stages, stability 16384; fewer for long sequences]",
+         8192; stages, stability 16384; prune 8192; fewer for long sequences]",
     ),
     field(
         "scrambles",
         Kind::Count,
         THEORY,
-        "Independent scrambles, for standard errors [default: 8; loss 16; stability 4; stages 1]",
+        "Independent scrambles, for standard errors [default: 8; loss, prune 16; stability 4; stages 1]",
     ),
     field(
         "method",
@@ -167,7 +182,12 @@ pub const FIELDS: &[Field] = &[
         "direct: tokens in D dimensions, D >= H + F | overlap: the exact overlap chain, any D >= F + H + L at one \
          cost | both (compare) [default: direct; compare both]",
     ),
-    field("dimension", Kind::Count, SIMULATION, "Token dimension D of simulate [default: 1000]"),
+    field(
+        "dimension",
+        Kind::Count,
+        SIMULATION,
+        "Token dimension D of simulate, and of the random keys of prune [default: 1000]",
+    ),
     field(
         "dimensions",
         Kind::List,
@@ -197,6 +217,8 @@ pub enum Purpose {
     Stability,
     /// Stages of a flow, or of a simulation when an engine is given.
     Stages,
+    /// Removal of heads after a flow, after a simulation when an engine is given, or at a point.
+    Prune,
 }
 
 /// Where stability is asked.
@@ -291,6 +313,10 @@ pub struct Spec {
     pub on: f64,
     pub motion: f64,
     pub contrast: f64,
+    pub subsets: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_removed: Option<usize>,
+    pub prune_tolerances: Vec<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub points: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -340,6 +366,9 @@ impl Default for Spec {
             on: Criteria::default().on,
             motion: Criteria::default().motion,
             contrast: Criteria::default().contrast,
+            subsets: 256,
+            most_removed: None,
+            prune_tolerances: vec![0.01, 0.05],
             points: None,
             scrambles: None,
             method: Method::Tsit45,
@@ -387,6 +416,9 @@ const MAX_REPLICAS: u32 = 100_000;
 
 /// The most samples that a loss is measured on.
 const MAX_TEST_SAMPLES: usize = 100_000_000;
+
+/// The most sets of heads at each number of removed ones.
+const MAX_SUBSETS: usize = 1_000_000;
 
 /// The most times that `records` may ask for.
 const MAX_RECORDS: usize = 1_000_000;
@@ -509,7 +541,10 @@ impl Spec {
         } else if self.at.is_some() {
             return Err(Error::invalid("at", "only stability is asked at a point; leave it out"));
         }
-        if purpose == Purpose::Loss || self.at == Some(At::Point) {
+        if purpose == Purpose::Prune {
+            self.complete_pruning(heads)?;
+        }
+        if purpose == Purpose::Loss || self.at == Some(At::Point) || self.prunes_a_point(purpose) {
             self.complete_point(heads, features)?;
         } else if self.at != Some(At::Unspecialised) {
             self.complete_start(heads, features, purpose)?;
@@ -517,13 +552,17 @@ impl Spec {
         }
         self.complete_dimensions(purpose, heads, features)?;
         if self.points.is_none() {
-            let limit = DEFAULT_NUMBERS / (self.length * (heads + features));
+            // Pruning holds points for each number of heads.
+            let sets = if purpose == Purpose::Prune { heads } else { 1 };
+            let limit = DEFAULT_NUMBERS / (self.length * (heads + features) * sets);
             let most = match (purpose, self.initial) {
                 // One flow for each replica.
                 (Purpose::Compare, Initial::Random) => 1 << 13,
                 (Purpose::Compare, Initial::Given) => 1 << 15,
                 // A column of the Jacobian is two evaluations.
                 (Purpose::Stability | Purpose::Stages, _) => 1 << 14,
+                // One loss for each set of heads, and one flow for each start.
+                (Purpose::Prune, _) => 1 << 13,
                 _ => 1 << 16,
             };
             self.points = Some((1 << limit.max(256).ilog2()).min(most));
@@ -531,6 +570,8 @@ impl Spec {
         let scrambles = self.scrambles.unwrap_or(match purpose {
             Purpose::Loss => 16,
             Purpose::Stability => 4,
+            // Losses with different numbers of heads have different points: what heads cost must exceed the errors.
+            Purpose::Prune => 16,
             // One flow with one pattern: scrambles may end in different, equivalent states.
             Purpose::Stages => 1,
             _ => 8,
@@ -543,6 +584,49 @@ impl Spec {
             return Err(Error::invalid("max_steps", "must be at least 1"));
         }
         Ok(self)
+    }
+
+    /// Whether heads of a given point are removed, without training.
+    fn prunes_a_point(&self, purpose: Purpose) -> bool {
+        purpose == Purpose::Prune && self.m.is_some()
+    }
+
+    fn complete_pruning(&mut self, heads: usize) -> Result<(), Error> {
+        let most_removed = self.most_removed.unwrap_or(heads - 1);
+        if most_removed >= heads {
+            return Err(Error::invalid(
+                "most_removed",
+                format!("of {heads} heads at most {} can be removed, got {most_removed}", heads - 1),
+            ));
+        }
+        self.most_removed = Some(most_removed);
+        if !(1..=MAX_SUBSETS).contains(&self.subsets) {
+            return Err(Error::invalid("subsets", format!("must be from 1 to {MAX_SUBSETS}, got {}", self.subsets)));
+        }
+        if self.prune_tolerances.is_empty() {
+            return Err(Error::invalid("prune_tolerances", "there must be at least one"));
+        }
+        if let Some(t) = self.prune_tolerances.iter().find(|t| !(t.is_finite() && **t >= 0.0)) {
+            return Err(Error::invalid("prune_tolerances", format!("must be finite and not negative, got {t}")));
+        }
+        let training = [
+            ("engine", self.engine.is_some()),
+            ("m0", self.m0.is_some()),
+            ("r0", self.r0.is_some()),
+            ("b0", self.b0.is_some()),
+            ("initial", self.initial == Initial::Random),
+        ];
+        if self.m.is_some()
+            && let Some((name, _)) = training.into_iter().find(|(_, given)| *given)
+        {
+            return Err(Error::invalid(name, "the point m is not trained: leave this out, or leave m out"));
+        }
+        for (name, given) in [("r", self.r.is_some()), ("b", self.b.is_some())] {
+            if given && self.m.is_none() {
+                return Err(Error::invalid(name, "belongs to a point: give its alignments m as well"));
+            }
+        }
+        Ok(())
     }
 
     fn complete_point(&mut self, heads: usize, features: usize) -> Result<(), Error> {
@@ -597,12 +681,12 @@ impl Spec {
                     "random keys have no given m0 and r0; leave those out, or use --initial given",
                 ));
             }
-            let simulated = matches!(purpose, Purpose::Simulate | Purpose::Compare)
+            let simulated = matches!(purpose, Purpose::Simulate | Purpose::Compare | Purpose::Prune)
                 || purpose == Purpose::Stages && self.engine.is_some();
             if !simulated {
                 return Err(Error::invalid(
                     "initial",
-                    "a flow starts from given overlaps (m0, r0); random keys need a dimension: use compare or simulate, or give stages an --engine",
+                    "a flow starts from given overlaps (m0, r0); random keys need a dimension: use compare, simulate or prune, or give stages an --engine",
                 ));
             }
             self.b0 = Some(b0);
@@ -659,7 +743,11 @@ impl Spec {
         match purpose {
             Purpose::Flow | Purpose::Loss | Purpose::Stability => return Ok(()),
             Purpose::Stages if self.engine.is_none() => return Ok(()),
-            Purpose::Simulate | Purpose::Stages => {
+            // Only random keys have a dimension.
+            Purpose::Prune if self.m.is_some() || self.engine.is_none() && self.initial == Initial::Given => {
+                return Ok(());
+            }
+            Purpose::Simulate | Purpose::Stages | Purpose::Prune => {
                 let dimension = match (&self.dimension, self.dimensions.as_deref()) {
                     (Some(d), _) => *d,
                     (None, Some([d])) => *d,
@@ -684,7 +772,9 @@ impl Spec {
                 (self.dimension, self.dimensions) = (None, Some(dimensions));
             }
         }
-        if self.gamma == 0.0 {
+        // A flow that starts from random keys takes no step of SGD.
+        let flows = purpose == Purpose::Prune && self.engine.is_none();
+        if self.gamma == 0.0 && !flows {
             return Err(Error::invalid("gamma", "SGD needs a positive learning rate; gamma = 0 is the limit of flow"));
         }
         if !(1..=MAX_REPLICAS).contains(&self.replicas) {
@@ -706,6 +796,9 @@ impl Spec {
                     heads + features
                 ),
             ));
+        }
+        if flows {
+            return Ok(());
         }
         let chain = heads + features + self.length;
         let engine = self.engine.unwrap_or(match purpose {
@@ -742,7 +835,7 @@ impl Spec {
         }
     }
 
-    /// The point of a spec completed for [`Purpose::Loss`].
+    /// The point of a spec completed for [`Purpose::Loss`], or for [`Purpose::Prune`] with a point.
     ///
     /// # Errors
     /// When the point is missing or impossible.
@@ -1025,6 +1118,7 @@ mod tests {
             r: Some(vec![]),
             b: Some(vec![]),
             at: Some(At::Point),
+            most_removed: Some(1),
             points: Some(1),
             scrambles: Some(1),
             engine: Some(Engines::Both),
@@ -1042,7 +1136,7 @@ mod tests {
 
     #[test]
     fn a_completed_spec_completes_to_itself() {
-        for purpose in [Purpose::Flow, Purpose::Simulate, Purpose::Compare] {
+        for purpose in [Purpose::Flow, Purpose::Simulate, Purpose::Compare, Purpose::Prune] {
             let once = spec("{}").unwrap().complete(purpose).unwrap();
             let text = serde_json::to_string(&once).unwrap();
             assert_eq!(spec(&text).unwrap().complete(purpose).unwrap(), once);

@@ -560,7 +560,7 @@ fn ctrl_c_keeps_what_was_recorded() {
 #[test]
 fn help_teaches_by_example() {
     let root = tempfile::tempdir().unwrap();
-    for command in ["compare", "flow", "simulate", "stability", "stages", "loss", "figure", "doctor"] {
+    for command in ["compare", "flow", "simulate", "stability", "stages", "prune", "loss", "figure", "doctor"] {
         let help = ok(root.path(), &[command, "--help"]);
         assert!(help.contains("Example"), "{command}");
     }

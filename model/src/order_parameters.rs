@@ -102,6 +102,38 @@ impl OrderParameters {
         &self.b
     }
 
+    /// The same keys without the others: the rows and columns `heads` of `m`, `r` and `b`, in that order.
+    ///
+    /// ```
+    /// use headflow_model::OrderParameters;
+    /// use nalgebra::DMatrix;
+    /// let m = DMatrix::from_row_slice(3, 1, &[1.0, 2.0, 3.0]);
+    /// let point = OrderParameters::new(m.clone(), &m * m.transpose(), vec![0.1, 0.2, 0.3])?;
+    /// let rest = point.kept(&[0, 2])?;
+    /// assert_eq!((rest.m()[(1, 0)], rest.r()[(0, 1)], rest.b()), (3.0, 3.0, &[0.1, 0.3][..]));
+    /// # Ok::<(), headflow_model::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When `heads` is empty, names a head that does not exist, or one twice.
+    pub fn kept(&self, heads: &[usize]) -> Result<Self, Error> {
+        if heads.is_empty() {
+            return Err(Error::invalid("heads", "at least one head must be kept"));
+        }
+        for (i, &h) in heads.iter().enumerate() {
+            if h >= self.heads() || heads[..i].contains(&h) {
+                let problem = if h >= self.heads() { "does not exist" } else { "is named twice" };
+                return Err(Error::invalid("heads", format!("head {h} of {} (from 0) {problem}", self.heads())));
+            }
+        }
+        // A principal submatrix of a positive semi-definite matrix is one: nothing to check again.
+        Ok(Self {
+            m: self.m.select_rows(heads),
+            r: self.r.select_rows(heads).select_columns(heads),
+            b: heads.iter().map(|&h| self.b[h]).collect(),
+        })
+    }
+
     /// A factor `C` (`H x H`, lower triangular) with `C C^T = r - m m^T`; eigenvalues that are
     /// negative by rounding count as zero.
     pub fn residual_factor(&self) -> DMatrix<f64> {
@@ -214,6 +246,23 @@ mod tests {
         lopsided[(0, 1)] = 0.1;
         assert!(OrderParameters::new(m.clone(), lopsided, vec![0.0; 2]).is_err());
         assert!(OrderParameters::new(m, r * f64::NAN, vec![0.0; 2]).is_err());
+    }
+
+    /// What is kept of keys are the order parameters of the kept keys.
+    #[test]
+    fn kept_heads_are_keys_of_their_own() {
+        let keys = DMatrix::from_fn(4, 6, |h, i| ((3 * h + 5 * i) as f64).sin());
+        let of = |keys: &DMatrix<f64>, b: &[f64]| {
+            OrderParameters::new(keys.columns(0, 2).into_owned(), keys * keys.transpose(), b.to_vec()).unwrap()
+        };
+        let point = of(&keys, &[0.1, 0.2, 0.3, 0.4]);
+        let rest = point.kept(&[3, 1]).unwrap();
+        let direct = of(&keys.select_rows(&[3, 1]), &[0.4, 0.2]);
+        assert!((rest.m() - direct.m()).amax() == 0.0 && (rest.r() - direct.r()).amax() < 1e-14);
+        assert_eq!(rest.b(), direct.b());
+        for wrong in [&[][..], &[4], &[1, 1]] {
+            assert!(point.kept(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     /// A key that is nearly off, beside a large one, keeps its size and its correlation.

@@ -56,6 +56,8 @@ pub enum Purpose {
     Chain = 5,
     /// Starting points of a search for the best keys.
     Starts = 6,
+    /// Random sets of heads to remove.
+    Pruning = 7,
 }
 
 /// One Philox4x32 block with `rounds` rounds: 128 random bits from a counter and a key.

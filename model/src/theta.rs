@@ -170,6 +170,26 @@ impl Theta {
         }
     }
 
+    /// Number of distinct points of positive probability, where it is finite: `2^F` for a flip with no zero signal.
+    pub fn support(&self) -> Option<usize> {
+        match self {
+            Self::Flip { nu } => {
+                let signs = nu.iter().filter(|v| **v != 0.0).count();
+                u32::try_from(signs).ok().and_then(|signs| 2usize.checked_pow(signs))
+            }
+            Self::Discrete { points, weights } => {
+                let mut distinct: Vec<&Vec<f64>> = Vec::new();
+                for (point, &weight) in points.iter().zip(weights) {
+                    if weight > 0.0 && !distinct.contains(&point) {
+                        distinct.push(point);
+                    }
+                }
+                Some(distinct.len())
+            }
+            Self::Gaussian { .. } | Self::Sphere { .. } => None,
+        }
+    }
+
     /// Prepares the map from uniforms to `theta`.
     ///
     /// # Errors
@@ -373,5 +393,15 @@ mod tests {
         for theta in refused {
             assert!(theta.validate().is_err(), "{theta:?} was accepted");
         }
+    }
+
+    #[test]
+    fn the_support_counts_distinct_points() {
+        let support = |theta: Theta| theta.support();
+        assert_eq!(support(Theta::Flip { nu: vec![2.0, 1.0] }), Some(4));
+        assert_eq!(support(Theta::Flip { nu: vec![2.0, 0.0, 1.0] }), Some(4));
+        let points = vec![vec![1.0], vec![2.0], vec![1.0], vec![3.0]];
+        assert_eq!(support(Theta::Discrete { points, weights: vec![0.5, 0.25, 0.25, 0.0] }), Some(2));
+        assert_eq!(support(Theta::Sphere { nu: 1.0, features: 2 }), None);
     }
 }

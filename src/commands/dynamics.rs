@@ -57,6 +57,7 @@ pub fn defaults(figure: &str) -> Option<(Value, Purpose)> {
             fields["points"] = json!(4096);
             Some((fields, Purpose::Stages))
         }
+        "pruning" => Some((super::prune::defaults(), Purpose::Prune)),
         _ => None,
     }
 }
@@ -74,28 +75,28 @@ pub fn completed(fields: Value, purpose: Purpose, request: &Request) -> Result<S
 }
 
 /// Where results lie and whether to make them.
-enum Place {
+pub enum Place {
     There(PathBuf),
     New(RunFolder),
 }
 
-fn place(request: &Request, name: &str) -> Result<Place, Error> {
+pub fn place(request: &Request, name: &str) -> Result<Place, Error> {
     Ok(match &request.from {
         Some(from) => Place::There(from.clone()),
         None => Place::New(RunFolder::prepare(request.out.as_deref(), name, request.force)?),
     })
 }
 
-fn own(figure: &str, request: &Request) -> Result<Spec, Error> {
+pub fn own(figure: &str, request: &Request) -> Result<Spec, Error> {
     let (fields, purpose) = defaults(figure).unwrap_or((json!({}), Purpose::Compare));
     completed(fields, purpose, request)
 }
 
 /// Draws a result folder to files of a stem.
-type Draw = dyn Fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>;
+pub type Draw = dyn Fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>;
 
 /// Draws into the output folder of a figure whose results lie in `from`.
-fn draw(request: &Request, spec: &Spec, clock: &Clock, from: &Path, figure: &Draw) -> Result<(), Error> {
+pub fn draw(request: &Request, spec: &Spec, clock: &Clock, from: &Path, figure: &Draw) -> Result<(), Error> {
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| from.into()) } else { from.into() };
     std::fs::create_dir_all(&out)
         .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;

@@ -9,8 +9,8 @@ use headflow::spec::{Purpose, Spec};
 use serde_json::{Map, Value, json};
 
 use super::compare::{code, compare};
-use super::dynamics;
 use super::{Clock, document, names, print, say};
+use super::{dynamics, prune};
 use crate::cli::Request;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
@@ -22,6 +22,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         Some("escape") => dynamics::escape(request),
         Some("hierarchy") => dynamics::hierarchy(request),
         Some("spectrum") => dynamics::spectrum(request),
+        Some("pruning") => prune::figure(request),
         _ => specialization(request, spec),
     }
 }

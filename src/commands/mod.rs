@@ -6,6 +6,7 @@ mod dynamics;
 mod figure;
 mod flow;
 mod loss;
+mod prune;
 mod simulate;
 mod stability;
 mod stages;
@@ -31,6 +32,7 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "simulate" => Purpose::Simulate,
         "stability" => Purpose::Stability,
         "stages" => Purpose::Stages,
+        "prune" => Purpose::Prune,
         _ => Purpose::Compare,
     };
     if request.command == "figure" {
@@ -62,6 +64,7 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "compare" => compare::run(request, &spec),
         "stability" => stability::run(request, &spec),
         "stages" => stages::run(request, &spec),
+        "prune" => prune::run(request, &spec),
         _ => figure::run(request, &spec),
     }
 }

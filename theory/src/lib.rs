@@ -10,6 +10,7 @@
 //! - [`flow`]: the right-hand side and its integration, with events and typed stop reasons;
 //! - [`stability`]: growth rates at stationary points, which it finds, and what grows;
 //! - [`escape`]: when a growing mode leaves, from its rate and its initial size;
+//! - [`pruning`]: what the loss becomes when trained heads are removed;
 //! - [`stages`]: plateaus, sign patterns and the order of learning, read off a trajectory.
 //!
 //! The derivation is in this crate's `README.md`.
@@ -21,6 +22,7 @@ pub mod flow;
 pub mod moments;
 pub mod optimum;
 pub mod quadrature;
+pub mod pruning;
 pub mod quasi_monte_carlo;
 pub mod stability;
 pub mod stages;

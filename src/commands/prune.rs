@@ -1,0 +1,453 @@
+//! `headflow prune`: heads removed after training, and the figure `pruning`.
+//!
+//! ```text
+//! E_S = E(m, r, b restricted to the heads outside S),   |S| = 0, 1, ..., most_removed
+//! ```
+//!
+//! of one or more trained systems: flows, replicas of a simulation, or a given point. Losses are population
+//! losses of the limit at the trained overlaps, for simulations as well: those at finite `D` are higher by order
+//! `1 / D` (`theory/README.md` section 14).
+
+use headflow::figures;
+use headflow::folder::RunFolder;
+use headflow::model::series::Series;
+use headflow::model::{Activation, Error, Estimate, OrderParameters, StopReason, Trajectory, mean_and_error};
+use headflow::sims::ensemble::Replica;
+use headflow::sims::sgd::{Engine, Sgd};
+use headflow::spec::{Initial, Purpose, Spec};
+use headflow::theory::flow::{self, Solution, Statistics};
+use headflow::theory::moments::{Coordinates, Evaluator, Mean};
+use headflow::theory::pruning::{self, Pruning};
+use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use super::dynamics::{Place, completed, draw, own, place};
+use super::simulate::{route_name, series, simulate};
+use super::{Clock, document, drawn, ensemble_route, print, say, theory_route};
+use crate::cli::Request;
+use crate::progress::Progress;
+
+/// Memory that the points of all losses may take, in bytes.
+const MEMORY_LIMIT: usize = 8 << 30;
+
+/// The losses of points with any of the numbers of heads that pruning leaves.
+struct Losses {
+    /// The fewest heads.
+    fewest: usize,
+    /// From the fewest heads on, the scrambles for that number.
+    sets: Vec<Vec<QuasiMonteCarlo>>,
+}
+
+impl Losses {
+    /// Points of their own: the flow has seen scramble 0, the losses are on those after it.
+    fn new(spec: &Spec) -> Result<Self, Error> {
+        let (heads, task, attention) = (spec.head_count(), spec.task()?, spec.attention());
+        let fewest = heads - spec.most_removed.unwrap_or(heads - 1);
+        let (points, scrambles) = (points(spec)?, spec.scrambles.unwrap_or(1) as u32);
+        let numbers: usize = (fewest..=heads).map(|heads| heads + task.features()).sum::<usize>() * task.length();
+        let bytes = numbers.saturating_mul(points).saturating_mul(scrambles as usize * size_of::<f32>());
+        if bytes > MEMORY_LIMIT {
+            return Err(Error::invalid(
+                "points",
+                format!(
+                    "{scrambles} scrambles of {points} points for each number of heads from {fewest} to {heads} need {} GiB, \
+                     above the limit of {} GiB; use fewer, or remove fewer heads (--most-removed)",
+                    bytes >> 30,
+                    MEMORY_LIMIT >> 30
+                ),
+            ));
+        }
+        let of = |heads| {
+            (1..=scrambles).map(|s| QuasiMonteCarlo::new(&task, heads, attention, points, spec.seed, s)).collect()
+        };
+        Ok(Self { fewest, sets: (fewest..=heads).map(of).collect::<Result<_, _>>()? })
+    }
+
+    fn of(&self, at: &OrderParameters) -> Result<f64, Error> {
+        let sets = Mean::new(&self.sets[at.heads() - self.fewest])?;
+        Ok(sets.loss(&Coordinates::of(at, sets.attention())).value())
+    }
+}
+
+fn points(spec: &Spec) -> Result<usize, Error> {
+    spec.points.ok_or_else(|| Error::invalid("points", "is missing"))
+}
+
+/// Systems after training, and what is kept of the training.
+struct Trained {
+    route: String,
+    systems: Vec<OrderParameters>,
+    /// Each system's path; none for a given point.
+    paths: Vec<Trajectory>,
+    series: Vec<Series>,
+    routes: Vec<Value>,
+}
+
+fn train(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
+    if spec.m.is_some() {
+        let systems = vec![spec.point()?];
+        return Ok(Trained { route: "point".into(), systems, paths: vec![], series: vec![], routes: vec![] });
+    }
+    if spec.engine.is_some() { simulated(spec, quiet) } else { flows(spec, quiet) }
+}
+
+/// The last state of a path.
+fn last(path: &Trajectory) -> Result<OrderParameters, Error> {
+    let t = path.times.len().checked_sub(1).ok_or_else(|| Error::invalid("times", "nothing was recorded"))?;
+    OrderParameters::new(path.m(t), path.r(t), path.b(t))
+}
+
+fn simulated(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
+    let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;
+    let sgd = spec.sgd(dimension, spec.engines()[0])?;
+    let ensemble = simulate(spec, &sgd, &spec.simulation_start()?, quiet)?;
+    if !ensemble.stop.as_requested() {
+        return Err(Error::invalid("simulation", ensemble.stop.describe()));
+    }
+    let route = route_name(&sgd);
+    let paths: Vec<Trajectory> = ensemble.runs.iter().map(|run| run.trajectory.clone()).collect();
+    Ok(Trained {
+        systems: paths.iter().map(last).collect::<Result<_, _>>()?,
+        paths,
+        series: series(&route, &ensemble),
+        routes: vec![ensemble_route(&route, dimension, &ensemble)],
+        route,
+    })
+}
+
+/// One flow for each start, each with one set of points: a mean over scrambles that end with other heads
+/// off would be no state at all.
+fn flows(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
+    let starts = match spec.initial {
+        Initial::Given => vec![spec.start()?],
+        Initial::Random => {
+            let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;
+            // The keys do not depend on the learning rate, which may be zero here.
+            let sgd = Sgd { gamma: 1.0, ..spec.sgd(dimension, Engine::Direct)? };
+            let start = spec.simulation_start()?;
+            let draw = |index| {
+                let (m, r, b) = Replica::new(&sgd, &start, index)?.overlaps();
+                OrderParameters::new(m, r, b)
+            };
+            (0..spec.replicas).map(draw).collect::<Result<_, Error>>()?
+        }
+    };
+    let set = QuasiMonteCarlo::new(&spec.task()?, spec.head_count(), spec.attention(), points(spec)?, spec.seed, 0)?;
+    let options = spec.flow_options();
+    let progress = Progress::new("flows", starts.len() as u64 * flow::PROGRESS, false, quiet);
+    let mut solutions: Vec<Solution> = Vec::new();
+    // As many at once as there are threads: a thread that waits within one flow may begin another, and so on.
+    for together in starts.chunks(rayon::current_num_threads()) {
+        let solved: Vec<Solution> = together
+            .par_iter()
+            .map(|start| flow::solve(&set, start, &options, &progress))
+            .collect::<Result<_, Error>>()?;
+        if let Some(failed) = solved.iter().find(|s| !s.stop.as_requested()) {
+            return Err(Error::invalid("flow", failed.stop.describe()));
+        }
+        solutions.extend(solved);
+    }
+    drop(progress);
+    let mut statistics = Statistics::default();
+    solutions.iter().for_each(|s| statistics += s.statistics);
+    let paths: Vec<Trajectory> = solutions.into_iter().map(|s| s.trajectory).collect();
+    let estimate = Estimate::over(&paths).ok_or_else(|| Error::invalid("replicas", "there must be at least one"))?;
+    let series = vec![Series::of_estimate("theory", &estimate, &Estimate::trace_over(&paths))];
+    Ok(Trained {
+        route: "theory".into(),
+        systems: paths.iter().map(last).collect::<Result<_, _>>()?,
+        routes: vec![theory_route("theory", &estimate, &StopReason::Completed, 1, statistics)],
+        paths,
+        series,
+    })
+}
+
+/// Each trained system's losses, in order.
+fn pruned(spec: &Spec, losses: &Losses, systems: &[OrderParameters], quiet: bool) -> Result<Vec<Pruning>, Error> {
+    let most = spec.most_removed.unwrap_or_else(|| spec.head_count() - 1);
+    let sets = pruning::sets(spec.head_count(), spec.subsets, most);
+    let progress = Progress::new("pruning", systems.len() as u64 * sets, false, quiet);
+    systems
+        .iter()
+        .map(|point| pruning::prune(point, spec.subsets, most, spec.seed, &|at| losses.of(at), &progress))
+        .collect()
+}
+
+/// A mean over systems with its standard error; none for one system.
+fn averaged(values: impl Iterator<Item = f64> + Clone) -> (f64, Option<f64>) {
+    let (mean, error) = mean_and_error(values);
+    (mean, error.is_finite().then_some(error))
+}
+
+/// The losses with one number of heads removed, over all systems.
+struct Average {
+    removed: usize,
+    subsets: usize,
+    exhaustive: bool,
+    mean: (f64, Option<f64>),
+    /// Over all sets of all systems, about their mean.
+    standard_deviation: f64,
+    best: (f64, Option<f64>),
+    worst: (f64, Option<f64>),
+}
+
+/// Averages over systems, row by row: all have the same numbers of sets.
+fn averages(all: &[Pruning]) -> Vec<Average> {
+    let Some(first) = all.first() else { return Vec::new() };
+    (0..first.rows.len())
+        .map(|n| {
+            let rows = || all.iter().map(move |p| &p.rows[n]);
+            let mean = averaged(rows().map(|r| r.mean));
+            let square = rows().map(|r| r.standard_deviation.powi(2) + (r.mean - mean.0).powi(2)).sum::<f64>();
+            Average {
+                removed: n,
+                subsets: first.rows[n].subsets,
+                exhaustive: first.rows[n].exhaustive,
+                mean,
+                standard_deviation: (square / all.len() as f64).sqrt(),
+                best: averaged(rows().map(|r| r.best)),
+                worst: averaged(rows().map(|r| r.worst)),
+            }
+        })
+        .collect()
+}
+
+/// How many heads can go at a tolerance, over all systems.
+struct CanGo {
+    tolerance: f64,
+    by_choice: (f64, Option<f64>),
+    at_random: (f64, Option<f64>),
+}
+
+fn can_go(all: &[Pruning], tolerances: &[f64]) -> Vec<CanGo> {
+    tolerances
+        .iter()
+        .map(|&tolerance| CanGo {
+            tolerance,
+            by_choice: averaged(all.iter().map(|p| p.prunable(tolerance) as f64)),
+            at_random: averaged(all.iter().map(|p| p.prunable_at_random(tolerance) as f64)),
+        })
+        .collect()
+}
+
+/// `H - F` and, for finite support, `H - |support|`; negative when there are fewer heads.
+fn spare(spec: &Spec) -> (i64, Option<i64>) {
+    let heads = spec.head_count() as i64;
+    let beyond = |n: usize| heads.saturating_sub(i64::try_from(n).unwrap_or(i64::MAX));
+    (beyond(spec.theta.features()), spec.theta.support().map(beyond))
+}
+
+fn entry(spec: &Spec, trained: &Trained, all: &[Pruning]) -> Value {
+    let (by_features, by_support) = spare(spec);
+    let rows = averages(all).into_iter().map(|row| {
+        json!({
+            "removed": row.removed, "subsets": row.subsets, "exhaustive": row.exhaustive,
+            "mean": row.mean.0, "standard_error": row.mean.1, "standard_deviation": row.standard_deviation,
+            "best": row.best.0, "best_standard_error": row.best.1,
+            "worst": row.worst.0, "worst_standard_error": row.worst.1,
+        })
+    });
+    let numbers = can_go(all, &spec.prune_tolerances).into_iter().map(|n| {
+        json!({
+            "tolerance": n.tolerance,
+            "by_choice": {"mean": n.by_choice.0, "standard_error": n.by_choice.1},
+            "at_random": {"mean": n.at_random.0, "standard_error": n.at_random.1},
+        })
+    });
+    let systems = trained.systems.iter().zip(all).enumerate().map(|(index, (point, pruning))| {
+        let matrix = |m: &nalgebra::DMatrix<f64>| {
+            m.row_iter().map(|row| row.iter().copied().collect::<Vec<_>>()).collect::<Vec<_>>()
+        };
+        let each = |count: &dyn Fn(f64) -> usize| spec.prune_tolerances.iter().map(|&t| count(t)).collect::<Vec<_>>();
+        json!({
+            "replica": index, "m": matrix(point.m()), "r": matrix(point.r()), "b": point.b(),
+            "rows": pruning.rows,
+            "by_choice": each(&|t| pruning.prunable(t)), "at_random": each(&|t| pruning.prunable_at_random(t)),
+        })
+    });
+    json!({
+        "route": trained.route, "heads": spec.head_count(), "features": spec.theta.features(),
+        "support": spec.theta.support(), "heads_minus_features": by_features, "heads_minus_support": by_support,
+        "rows": rows.collect::<Vec<_>>(), "can_go": numbers.collect::<Vec<_>>(),
+        "systems": systems.collect::<Vec<_>>(),
+    })
+}
+
+fn with_error((value, error): (f64, Option<f64>), digits: usize) -> String {
+    match error {
+        Some(error) => format!("{value:.digits$} +- {error:.digits$}"),
+        None => format!("{value:.digits$}"),
+    }
+}
+
+fn table(spec: &Spec, all: &[Pruning]) -> String {
+    let mut text = format!("{:>7}  {:>6}  {:<19}  {:<9}  worst\n", "removed", "sets", "mean +- sd", "best");
+    for row in averages(all) {
+        let sets = if row.exhaustive { row.subsets.to_string() } else { format!("~{}", row.subsets) };
+        let spread = format!("{:.5} +- {:.5}", row.mean.0, row.standard_deviation);
+        text += &format!("{:>7}  {sets:>6}  {spread:<19}  {:<9.5}  {:.5}\n", row.removed, row.best.0, row.worst.0);
+    }
+    text + &numbers(spec, all)
+}
+
+fn numbers(spec: &Spec, all: &[Pruning]) -> String {
+    let (by_features, by_support) = spare(spec);
+    let beside = by_support.map(|n| format!(", H - |support| = {n}")).unwrap_or_default();
+    let mut text = format!("heads that can go, of {} (H - F = {by_features}{beside})\n", spec.head_count());
+    for n in can_go(all, &spec.prune_tolerances) {
+        text += &format!(
+            "  at {}% of the loss: {} by choice, {} at random\n",
+            // Nine digits: 0.07 is 7%.
+            (n.tolerance * 1e11).round() / 1e9,
+            with_error(n.by_choice, 2),
+            with_error(n.at_random, 2)
+        );
+    }
+    text
+}
+
+fn heading(trained: &Trained) -> String {
+    match trained.systems.len() {
+        1 => format!("{}, 1 system\n", trained.route),
+        n => format!(
+            "{}, {n} systems; +- sd over sets and systems, best and worst are means over systems\n",
+            trained.route
+        ),
+    }
+}
+
+pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
+    let clock = Clock::start();
+    let mut folder = RunFolder::prepare(request.out.as_deref(), "prune", request.force)?;
+    // What cannot be had is said before the training.
+    let losses = Losses::new(spec)?;
+    let trained = train(spec, request.quiet)?;
+    let all = pruned(spec, &losses, &trained.systems, request.quiet)?;
+    let pruning = entry(spec, &trained, &all);
+    let files = if trained.series.is_empty() {
+        "result.json"
+    } else {
+        let replicas =
+            headflow::folder::Replicas { route: trained.route.clone(), trajectories: trained.paths.iter().collect() };
+        folder.write_series(&trained.series, &[replicas])?;
+        "result.json, series.csv, series.npz"
+    };
+    let rest = json!({"stop": StopReason::Completed, "routes": trained.routes, "pruning": pruning});
+    let result = document("prune", spec, &clock, rest)?;
+    folder.write_document(&result)?;
+    let figure = drawn(folder.path(), &result);
+    let text = format!("{}{}{}: {files}{figure}\n", heading(&trained), table(spec, &all), folder.path().display());
+    print(request, &result, &text);
+    Ok(0)
+}
+
+/// Fields that the figure starts from, those of its first panel. The learning rate and
+/// the time are such that the loss no longer falls: heads that are still moving are no redundant heads.
+pub fn defaults() -> Value {
+    json!({
+        "initial": "random", "dimension": 300, "replicas": 20, "gamma": 0.5, "tau": 600.0, "records": 13,
+        "points": 4096, "scrambles": 16, "theta": {"kind": "gaussian", "mean": [0.0, 0.0], "sd": [2.0, 2.0]}, "heads": 6,
+    })
+}
+
+/// The panels: a title, and their fields.
+fn panels() -> [(&'static str, Value); 2] {
+    [
+        (
+            "isotropic Gaussian θ, F = 2, H = 6",
+            json!({"theta": {"kind": "gaussian", "mean": [0.0, 0.0], "sd": [2.0, 2.0]}, "heads": 6}),
+        ),
+        ("flips, F = 2, H = 8", json!({"theta": {"kind": "flip", "nu": [2.5, 2.5]}, "heads": 8})),
+    ]
+}
+
+/// Fields that are the figure's own.
+const OWN: [&str; 14] = [
+    "theta",
+    "heads",
+    "attention",
+    "bias",
+    "aggregation",
+    "engine",
+    "initial",
+    "m0",
+    "r0",
+    "b0",
+    "m",
+    "r",
+    "b",
+    "most_removed",
+];
+
+pub fn figure(request: &Request) -> Result<u8, Error> {
+    let clock = Clock::start();
+    if let Some(name) = OWN.iter().find(|name| request.fields.contains_key(**name)) {
+        return Err(Error::invalid(
+            *name,
+            "the figure shows two thetas with all three activations and their defaults, after flows and direct SGD from \
+             random keys; leave it out, or use prune",
+        ));
+    }
+    let spec = own("pruning", request)?;
+    let from = match place(request, "pruning")? {
+        Place::There(from) => from,
+        Place::New(mut folder) => {
+            let mut drawn_panels = Vec::new();
+            for (title, fields) in panels() {
+                let (mut curves, mut last) = (Vec::new(), None);
+                for activation in Activation::ALL {
+                    for engine in [None, Some("direct")] {
+                        let Value::Object(mut own) = defaults() else { continue };
+                        if let Value::Object(fields) = &fields {
+                            own.extend(fields.clone());
+                        }
+                        own.insert("attention".into(), json!(activation.name()));
+                        if let Some(engine) = engine {
+                            own.insert("engine".into(), json!(engine));
+                        }
+                        let spec = completed(Value::Object(own), Purpose::Prune, request)?;
+                        let trained = train(&spec, request.quiet)?;
+                        let all = pruned(&spec, &Losses::new(&spec)?, &trained.systems, request.quiet)?;
+                        if !request.quiet && !request.json {
+                            say(&format!(
+                                "{title}, {}: {}{}",
+                                activation.name(),
+                                heading(&trained),
+                                table(&spec, &all)
+                            ));
+                        }
+                        curves.push(curve(&spec, activation, &trained, &all));
+                        last = Some(spec);
+                    }
+                }
+                let Some(spec) = last else { continue };
+                drawn_panels.push(json!({
+                    "title": title, "heads": spec.head_count(), "features": spec.theta.features(),
+                    "support": spec.theta.support(), "theta": spec.theta, "curves": curves,
+                }));
+            }
+            let rest = json!({"figure": "pruning", "pruning": drawn_panels});
+            folder.write_document(&document("figure", &spec, &clock, rest)?)?;
+            folder.path().to_path_buf()
+        }
+    };
+    draw(request, &spec, &clock, &from, &|from, out| figures::pruning(from, out))?;
+    Ok(0)
+}
+
+/// One curve of a panel: arrays over the number of removed heads.
+fn curve(spec: &Spec, activation: Activation, trained: &Trained, all: &[Pruning]) -> Value {
+    let rows = averages(all);
+    let array = |f: &dyn Fn(&Average) -> Value| rows.iter().map(f).collect::<Vec<_>>();
+    let entry = entry(spec, trained, all);
+    json!({
+        "attention": activation.name(), "route": trained.route, "systems": trained.systems.len(),
+        "removed": array(&|r| json!(r.removed)),
+        "mean": array(&|r| json!(r.mean.0)), "standard_error": array(&|r| json!(r.mean.1)),
+        "standard_deviation": array(&|r| json!(r.standard_deviation)),
+        "best": array(&|r| json!(r.best.0)), "best_standard_error": array(&|r| json!(r.best.1)),
+        "worst": array(&|r| json!(r.worst.0)), "worst_standard_error": array(&|r| json!(r.worst.1)),
+        "unpruned": rows.first().map(|r| r.mean.0), "can_go": entry["can_go"],
+    })
+}
