@@ -217,8 +217,39 @@ pub fn build() -> Command {
             command(
                 "loss",
                 "Population loss and its parts at given m, r, b",
-                "E = 1 - 2 E[a_eps] + E[sum_l a_l^2], with standard errors over scrambles. Writes a folder only with --out.",
-                "Examples:\n  headflow loss --theta flip:2 --length 5 --m \"1.5;-1.2\"\n  headflow loss --spec point.json --json",
+                "E = 1 - 2 E[a_eps] + E[sum_l a_l^2]: by quadrature, to --tolerance and at any length (default), or by quasi-Monte \
+                 Carlo with standard errors over scrambles (--evaluator qmc). Writes a folder only with --out.",
+                "Examples:\n  headflow loss --theta flip:2 --length 5 --m \"1.5;-1.2\"\n  \
+                 headflow loss --theta flip:8 --length 1000000000 --m \"7.5;-7.5\" --attention softmax1 --b=-28,-28 --tolerance 1e-11\n  \
+                 headflow loss --theta flip:2 --m \"1.5;-1.2\" --evaluator qmc\n  headflow loss --spec point.json --json",
+            )
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
+                "bayes",
+                "The Bayes risk: the least loss of any attention",
+                "1 - E[p_eps] with the posterior p_l of the relevant token, by quadrature, at any length; checked by the identity \
+                 E[sum_l p_l^2] = E[p_eps]. Beside it the loss that each activation cannot pass with --heads heads: softmax with \
+                 mean stays above L / (4 (L - 1)) for symmetric theta. Writes a folder only with --out.",
+                "Examples:\n  headflow bayes --theta flip:2 --length 5\n  \
+                 headflow bayes --theta gaussian:mean=1,0:sd=0.5,2 --length 1000000 --json\n  \
+                 headflow bayes --theta sphere:nu=4:features=5 --tolerance 1e-12",
+            )
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
+                "optimum",
+                "The lowest population loss of --heads heads, and the keys that have it",
+                "Descends from --starts random keys and biases (limited-memory BFGS), by quadrature (default) or on fixed points \
+                 (--evaluator qmc: quicker for many heads, exact to its own error). Lists the distinct minima and how often each was \
+                 found. The lowest of many is no proof that there is none lower. Writes a folder only with --out.",
+                "Examples:\n  headflow optimum --theta flip:2 --heads 2 --length 5\n  \
+                 headflow optimum --attention bayes-softmax --heads 4 --theta flip:1.8,1.5\n  \
+                 headflow optimum --attention softmax1 --heads 2 --theta flip:5 --length 100000 --starts 6 --json",
             )
             .args(spec_flags())
             .args(run_flags()),

@@ -8,6 +8,8 @@ use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParam
 use headflow_sims::ensemble;
 use headflow_sims::sgd::{Engine, Sgd, Start};
 use headflow_theory::flow::{self, Event, Method};
+use headflow_theory::evaluators::Averages;
+use headflow_theory::quadrature::{Quadrature, check_tolerance};
 use headflow_theory::quasi_monte_carlo::QuasiMonteCarlo;
 use headflow_theory::stages::Criteria;
 use nalgebra::DMatrix;
@@ -154,6 +156,19 @@ pub const FIELDS: &[Field] = &[
         "Fractions of the loss that removed heads may cost, for the number that can go [default: 0.01,0.05]",
     ),
     field(
+        "evaluator",
+        Kind::Word,
+        THEORY,
+        "quadrature: exact to tolerance, any L, no noise of SGD (gamma 0) | qmc: quasi-Monte Carlo, with standard errors \
+         [default: loss, optimum and phase quadrature (loss of bayes-softmax with r of rank above 3 qmc); others qmc]",
+    ),
+    field(
+        "tolerance",
+        Kind::Number,
+        THEORY,
+        "Absolute error that a quadrature may make, 1e-13 to 1e-2 [default: 1e-8; bayes 1e-10; optimum 1e-7; phase 1e-6; prune 1e-4]",
+    ),
+    field(
         "points",
         Kind::Count,
         THEORY,
@@ -175,6 +190,7 @@ pub const FIELDS: &[Field] = &[
     field("relative_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-6]"),
     field("absolute_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-8]"),
     field("max_steps", Kind::Count, THEORY, "Most steps of the solver [default: 100000]"),
+    field("starts", Kind::Count, THEORY, "Starts of a search for the lowest loss [default: 16; phase 6]"),
     field(
         "engine",
         Kind::Word,
@@ -217,8 +233,24 @@ pub enum Purpose {
     Stability,
     /// Stages of a flow, or of a simulation when an engine is given.
     Stages,
+    /// The Bayes risk of the task.
+    Bayes,
+    /// The lowest loss over keys and biases.
+    Optimum,
+    /// One cell of a phase diagram.
+    Phase,
     /// Removal of heads after a flow, after a simulation when an engine is given, or at a point.
     Prune,
+}
+
+/// What computes population averages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EvaluatorKind {
+    /// Exact to a tolerance.
+    Quadrature,
+    /// Quasi-Monte Carlo.
+    Qmc,
 }
 
 /// Where stability is asked.
@@ -318,6 +350,10 @@ pub struct Spec {
     pub most_removed: Option<usize>,
     pub prune_tolerances: Vec<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluator: Option<EvaluatorKind>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tolerance: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub points: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scrambles: Option<usize>,
@@ -326,6 +362,8 @@ pub struct Spec {
     pub relative_tolerance: f64,
     pub absolute_tolerance: f64,
     pub max_steps: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub starts: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engines>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -369,12 +407,15 @@ impl Default for Spec {
             subsets: 256,
             most_removed: None,
             prune_tolerances: vec![0.01, 0.05],
+            evaluator: None,
+            tolerance: None,
             points: None,
             scrambles: None,
             method: Method::Tsit45,
             relative_tolerance: 1e-6,
             absolute_tolerance: 1e-8,
             max_steps: 100_000,
+            starts: None,
             engine: None,
             dimension: None,
             dimensions: None,
@@ -419,6 +460,9 @@ const MAX_TEST_SAMPLES: usize = 100_000_000;
 
 /// The most sets of heads at each number of removed ones.
 const MAX_SUBSETS: usize = 1_000_000;
+
+/// The most starts of a search.
+const MAX_STARTS: usize = 100_000;
 
 /// The most times that `records` may ask for.
 const MAX_RECORDS: usize = 1_000_000;
@@ -546,11 +590,29 @@ impl Spec {
         }
         if purpose == Purpose::Loss || self.at == Some(At::Point) || self.prunes_a_point(purpose) {
             self.complete_point(heads, features)?;
+        } else if matches!(purpose, Purpose::Bayes | Purpose::Optimum) {
+            // Neither a start nor times.
         } else if self.at != Some(At::Unspecialised) {
             self.complete_start(heads, features, purpose)?;
             self.complete_times(purpose)?;
         }
         self.complete_dimensions(purpose, heads, features)?;
+        self.complete_evaluator(purpose)?;
+        if self.max_steps == 0 {
+            return Err(Error::invalid("max_steps", "must be at least 1"));
+        }
+        if matches!(purpose, Purpose::Optimum | Purpose::Phase) {
+            let starts = self.starts.unwrap_or(if purpose == Purpose::Phase { 6 } else { 16 });
+            if !(1..=MAX_STARTS).contains(&starts) {
+                return Err(Error::invalid("starts", format!("must be from 1 to {MAX_STARTS}, got {starts}")));
+            }
+            self.starts = Some(starts);
+        } else if self.starts.is_some() {
+            return Err(Error::invalid("starts", "belongs to a search for the lowest loss (optimum, phase); leave it out"));
+        }
+        if self.evaluator == Some(EvaluatorKind::Quadrature) {
+            return Ok(self);
+        }
         if self.points.is_none() {
             // Pruning holds points for each number of heads.
             let sets = if purpose == Purpose::Prune { heads } else { 1 };
@@ -580,10 +642,61 @@ impl Spec {
             return Err(Error::invalid("scrambles", format!("must be from 1 to 65536, got {scrambles}")));
         }
         self.scrambles = Some(scrambles);
-        if self.max_steps == 0 {
-            return Err(Error::invalid("max_steps", "must be at least 1"));
-        }
         Ok(self)
+    }
+
+    /// Chooses and checks the evaluator.
+    fn complete_evaluator(&mut self, purpose: Purpose) -> Result<(), Error> {
+        let sampled = self.points.is_some() || self.scrambles.is_some();
+        let exact = match purpose {
+            Purpose::Bayes | Purpose::Optimum | Purpose::Phase => true,
+            // Above rank 3 bayes-softmax has no grid, and sampling whole tokens tells its error better.
+            Purpose::Loss => self.attention != Activation::BayesSoftmax || rank(&self.point()?) <= 3,
+            _ => false,
+        };
+        let kind = self.evaluator.unwrap_or(if self.tolerance.is_some() && purpose != Purpose::Prune || exact && !sampled {
+            EvaluatorKind::Quadrature
+        } else {
+            EvaluatorKind::Qmc
+        });
+        self.evaluator = Some(kind);
+        let default = match purpose {
+            Purpose::Bayes => 1e-10,
+            Purpose::Optimum => 1e-7,
+            Purpose::Phase => 1e-6,
+            Purpose::Prune => 1e-4,
+            _ => 1e-8,
+        };
+        // Losses after pruning are a quadrature's, whatever computes the flow.
+        if kind == EvaluatorKind::Quadrature || purpose == Purpose::Prune {
+            let tolerance = self.tolerance.unwrap_or(default);
+            check_tolerance(tolerance)?;
+            self.tolerance = Some(tolerance);
+        } else if self.tolerance.is_some() {
+            return Err(Error::invalid("tolerance", "belongs to evaluator quadrature; qmc has points and scrambles"));
+        }
+        if kind == EvaluatorKind::Qmc {
+            if purpose == Purpose::Bayes {
+                return Err(Error::invalid("evaluator", "the Bayes risk is computed by quadrature; leave it out"));
+            }
+            return Ok(());
+        }
+        for (name, given) in [("points", self.points.is_some()), ("scrambles", self.scrambles.is_some())] {
+            if given {
+                return Err(Error::invalid(name, "belongs to evaluator qmc; quadrature has a tolerance"));
+            }
+        }
+        let with_noise = matches!(purpose, Purpose::Flow | Purpose::Stability | Purpose::Stages | Purpose::Prune);
+        if purpose == Purpose::Compare {
+            return Err(Error::invalid("evaluator", "compare needs the noise of SGD, which only qmc gives"));
+        }
+        if with_noise && self.gamma > 0.0 && self.at != Some(At::Point) {
+            return Err(Error::invalid(
+                "evaluator",
+                "quadrature gives no noise of SGD: use --gamma 0 (gradient flow), or --evaluator qmc",
+            ));
+        }
+        Ok(())
     }
 
     /// Whether heads of a given point are removed, without training.
@@ -741,7 +854,9 @@ impl Spec {
 
     fn complete_dimensions(&mut self, purpose: Purpose, heads: usize, features: usize) -> Result<(), Error> {
         match purpose {
-            Purpose::Flow | Purpose::Loss | Purpose::Stability => return Ok(()),
+            Purpose::Flow | Purpose::Loss | Purpose::Stability | Purpose::Bayes | Purpose::Optimum | Purpose::Phase => {
+                return Ok(());
+            }
             Purpose::Stages if self.engine.is_none() => return Ok(()),
             // Only random keys have a dimension.
             Purpose::Prune if self.m.is_some() || self.engine.is_none() && self.initial == Initial::Given => {
@@ -867,11 +982,30 @@ impl Spec {
         }
     }
 
-    /// The evaluators of a completed spec, one for each scramble.
+    /// The evaluators of a completed spec: one for each scramble, or the one quadrature.
+    ///
+    /// # Errors
+    /// As [`QuasiMonteCarlo::new`] or [`Quadrature::new`].
+    pub fn evaluators(&self) -> Result<Vec<Averages>, Error> {
+        if self.evaluator == Some(EvaluatorKind::Quadrature) {
+            return Ok(vec![Averages::Exact(self.quadrature()?)]);
+        }
+        Ok(self.samples()?.into_iter().map(Averages::Sampled).collect())
+    }
+
+    /// The quadrature of a completed spec.
+    ///
+    /// # Errors
+    /// As [`Quadrature::new`].
+    pub fn quadrature(&self) -> Result<Quadrature, Error> {
+        Quadrature::new(&self.task()?, self.head_count(), self.attention(), self.tolerance.unwrap_or(1e-8))
+    }
+
+    /// The points of a completed spec, one set for each scramble.
     ///
     /// # Errors
     /// As [`QuasiMonteCarlo::new`].
-    pub fn evaluators(&self) -> Result<Vec<QuasiMonteCarlo>, Error> {
+    pub fn samples(&self) -> Result<Vec<QuasiMonteCarlo>, Error> {
         let missing = |name| Error::invalid(name, "is missing: complete the spec first");
         QuasiMonteCarlo::scrambles(
             &self.task()?,
@@ -952,6 +1086,12 @@ impl Spec {
             b.clone().unwrap_or_else(|| vec![0.0; heads]),
         )
     }
+}
+
+/// The rank of the overlaps, eigenvalues below 1e-13 of the largest counting as zero.
+fn rank(point: &OrderParameters) -> usize {
+    let eigenvalues = point.r().symmetric_eigenvalues();
+    eigenvalues.iter().filter(|v| **v > 1e-13 * eigenvalues.max()).count()
 }
 
 /// Alignments of size 0.1 that single out no direction of a sign-symmetric theta: head `h` prefers
@@ -1079,6 +1219,16 @@ pub fn overlay(map: &mut Map<String, Value>, flags: Map<String, Value>) {
         map.remove("bias");
         map.remove("aggregation");
     }
+    // So does another evaluator, or what belongs to one.
+    let evaluator = flags.get("evaluator").and_then(Value::as_str);
+    if evaluator == Some("quadrature") || flags.contains_key("tolerance") && evaluator.is_none() {
+        map.remove("points");
+        map.remove("scrambles");
+        map.remove("evaluator");
+    } else if evaluator == Some("qmc") || flags.contains_key("points") || flags.contains_key("scrambles") {
+        map.remove("tolerance");
+        map.remove("evaluator");
+    }
     if flags.contains_key("dimensions") {
         map.remove("dimension");
     }
@@ -1119,8 +1269,11 @@ mod tests {
             b: Some(vec![]),
             at: Some(At::Point),
             most_removed: Some(1),
+            evaluator: Some(EvaluatorKind::Qmc),
+            tolerance: Some(1.0),
             points: Some(1),
             scrambles: Some(1),
+            starts: Some(1),
             engine: Some(Engines::Both),
             dimension: Some(1),
             dimensions: Some(vec![]),

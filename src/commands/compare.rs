@@ -8,7 +8,7 @@ use headflow::sims::ensemble::{Ensemble, Replica};
 use headflow::sims::sgd::{Engine, Sgd, Start};
 use headflow::spec::Spec;
 use headflow::theory::flow::{Flow, Options, Statistics};
-use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
+use headflow::theory::evaluators::Averages;
 use serde_json::json;
 
 use super::simulate::{last_finite, replicas, route_name, series, simulate};
@@ -226,7 +226,7 @@ fn overall(verdicts: &[(String, Agreement)]) -> &(String, Agreement) {
 /// The theory's trajectories.
 fn predict(
     spec: &Spec,
-    points: &[QuasiMonteCarlo],
+    points: &[Averages],
     options: &Options,
     starts: &[Start],
     dimensions: &[usize],

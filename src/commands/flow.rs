@@ -5,7 +5,7 @@ use headflow::model::series::Series;
 use headflow::model::{Error, OrderParameters};
 use headflow::spec::Spec;
 use headflow::theory::flow::{self, Flow, Options};
-use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
+use headflow::theory::evaluators::Averages;
 use serde_json::json;
 
 use super::{Clock, document, drawn, exit_code, last_state, print, theory_route};
@@ -14,7 +14,7 @@ use crate::progress::Progress;
 
 /// Integrates with a progress bar.
 pub fn integrate(
-    points: &[QuasiMonteCarlo],
+    points: &[Averages],
     start: &OrderParameters,
     options: &Options,
     label: &str,

@@ -1,11 +1,13 @@
 //! One file a command, and what they share: the result document and how a run ends.
 
+mod bayes;
 mod compare;
 mod doctor;
 mod dynamics;
 mod figure;
 mod flow;
 mod loss;
+mod optimum;
 mod prune;
 mod simulate;
 mod stability;
@@ -33,6 +35,8 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "stability" => Purpose::Stability,
         "stages" => Purpose::Stages,
         "prune" => Purpose::Prune,
+        "bayes" => Purpose::Bayes,
+        "optimum" => Purpose::Optimum,
         _ => Purpose::Compare,
     };
     if request.command == "figure" {
@@ -65,6 +69,8 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "stability" => stability::run(request, &spec),
         "stages" => stages::run(request, &spec),
         "prune" => prune::run(request, &spec),
+        "bayes" => bayes::run(request, &spec),
+        "optimum" => optimum::run(request, &spec),
         _ => figure::run(request, &spec),
     }
 }

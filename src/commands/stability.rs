@@ -5,7 +5,7 @@ use headflow::model::{Activation, Bias, Error, Watch};
 use headflow::spec::{At, Spec};
 use headflow::theory::escape::{Escape, Rates, departure};
 use headflow::theory::moments::Coordinates;
-use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
+use headflow::theory::evaluators::Averages;
 use headflow::theory::stability::{Stability, check_stationary, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
 use nalgebra::DMatrix;
@@ -79,7 +79,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     Ok(0)
 }
 
-fn at_point(spec: &Spec, evaluators: &[QuasiMonteCarlo]) -> Result<Answer, Error> {
+fn at_point(spec: &Spec, evaluators: &[Averages]) -> Result<Answer, Error> {
     let point = spec.point()?;
     let noise = spec.gamma / spec.batch as f64;
     // Stationary for gradient flow, or for the flow with its noise.
@@ -95,7 +95,7 @@ fn at_point(spec: &Spec, evaluators: &[QuasiMonteCarlo]) -> Result<Answer, Error
 
 fn at_unspecialised(
     spec: &Spec,
-    evaluators: &[QuasiMonteCarlo],
+    evaluators: &[Averages],
     quiet: bool,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Answer>, Error> {
@@ -149,7 +149,7 @@ fn zero_in_words(spec: &Spec) -> String {
 
 fn at_plateaus(
     spec: &Spec,
-    evaluators: &[QuasiMonteCarlo],
+    evaluators: &[Averages],
     quiet: bool,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Answer>, Error> {
@@ -203,7 +203,7 @@ impl Answer {
         description: String,
         gamma: f64,
         spec: &Spec,
-        evaluators: &[QuasiMonteCarlo],
+        evaluators: &[Averages],
         at: &Coordinates,
     ) -> Result<Self, Error> {
         let stability = linearise(evaluators, at, &Interruptible)?;
@@ -301,7 +301,7 @@ fn escapes(
     spec: &Spec,
     stability: &Stability,
     gamma: f64,
-    evaluators: &[QuasiMonteCarlo],
+    evaluators: &[Averages],
 ) -> Result<Vec<Leaving>, Error> {
     let (size, noise) = (spec.key_scale * spec.key_scale, gamma / spec.batch as f64);
     let b0 = spec.b0.clone().unwrap_or_else(|| vec![0.0; spec.head_count()]);

@@ -5,7 +5,8 @@
 //!   of whatever computes it;
 //! - [`quasi_monte_carlo`]: an evaluator on fixed, randomised quasi-random points;
 //! - [`quadrature`]: an evaluator that is exact to a tolerance, at any sequence length;
-//! - [`bayes`]: the Bayes risk, and the floors of the activations;
+//! - [`evaluators`]: one or the other;
+//! - [`bayes`]: the Bayes risk; [`floor`]: losses that no keys can go below;
 //! - [`optimum`]: the keys and biases of the lowest loss;
 //! - [`flow`]: the right-hand side and its integration, with events and typed stop reasons;
 //! - [`stability`]: growth rates at stationary points, which it finds, and what grows;
@@ -18,6 +19,8 @@
 
 pub mod bayes;
 pub mod escape;
+pub mod evaluators;
+pub mod floor;
 pub mod flow;
 pub mod moments;
 pub mod optimum;

@@ -1,0 +1,112 @@
+//! `headflow optimum`: the lowest population loss over keys and trained biases.
+
+use headflow::folder::RunFolder;
+use headflow::model::Error;
+use headflow::spec::Spec;
+use headflow::theory::bayes::best_bayes_risk;
+use headflow::theory::floor::floor;
+use headflow::theory::optimum::{Minimum, Options, optimum};
+use nalgebra::DMatrix;
+use serde_json::{Value, json};
+
+use super::{Clock, document, print};
+use crate::cli::Request;
+use crate::progress::Progress;
+
+/// Largest component of the gradient at a minimum, in units of the evaluator's tolerance.
+const GRADIENT: f64 = 3.0;
+
+/// How the lowest loss of a spec is searched for.
+pub fn options(spec: &Spec) -> Options {
+    Options {
+        starts: spec.starts.unwrap_or(16),
+        seed: spec.seed,
+        gradient_tolerance: spec.tolerance.map_or(1e-6, |t| (GRADIENT * t).max(1e-9)),
+        ..Options::default()
+    }
+}
+
+pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
+    let clock = Clock::start();
+    let folder = request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "optimum", request.force)).transpose()?;
+    let (task, attention, heads) = (spec.task()?, spec.attention(), spec.head_count());
+    let evaluators = spec.evaluators()?;
+    let evaluator = &evaluators[0];
+    let options = options(spec);
+    let progress = Progress::new("optimum", options.starts as u64, false, request.quiet);
+    let found = optimum(evaluator, &options, &progress)?;
+    drop(progress);
+    let Some(best) = found.minima.first() else {
+        return Err(Error::invalid(
+            "starts",
+            format!("none of {} starts converged: use more, or a looser --tolerance", found.starts),
+        ));
+    };
+    let risk = best_bayes_risk(&task, 1e-10)?.risk;
+    let bound = floor(&task, heads, &attention, risk);
+    let mut text = format!(
+        "optimal loss {:.10} of {heads} heads, {} ({} starts, {} evaluations, {:.1} s)\n  Bayes risk {risk:.10}, regret {:.3e}; no keys go below {bound:.10}\n",
+        best.loss,
+        attention.activation.name(),
+        found.starts,
+        found.evaluations,
+        clock.seconds(),
+        best.loss - risk,
+    );
+    text += &in_words(best);
+    text += &format!("  {} distinct minima:\n", found.minima.len());
+    for minimum in &found.minima {
+        text += &format!(
+            "    {:.10}  found {} times, gradient {:.0e}, least curvature outside the spikes {:+.1e}\n",
+            minimum.loss, minimum.found, minimum.gradient, minimum.outside
+        );
+    }
+    if found.unconverged > 0 {
+        text += &format!("  {} starts did not converge", found.unconverged);
+        text += &found.lowest_unconverged.map(|l| format!(" (the lowest at {l:.10})")).unwrap_or_default();
+        text.push('\n');
+    }
+    let mut values = of_minimum(best);
+    values["minima"] = found.minima.iter().map(of_minimum).collect();
+    values["bayes_risk"] = json!(risk);
+    values["regret"] = json!(best.loss - risk);
+    values["floor"] = json!(bound);
+    values["starts"] = json!(found.starts);
+    values["unconverged"] = json!(found.unconverged);
+    values["lowest_unconverged"] = json!(found.lowest_unconverged);
+    values["evaluations"] = json!(found.evaluations);
+    let result = document("optimum", spec, &clock, values)?;
+    if let Some(mut folder) = folder {
+        folder.write_document(&result)?;
+        text += &format!("{}: result.json\n", folder.path().display());
+    }
+    print(request, &result, &text);
+    Ok(0)
+}
+
+fn rows(matrix: &DMatrix<f64>) -> Vec<Vec<f64>> {
+    matrix.row_iter().map(|row| row.iter().copied().collect()).collect()
+}
+
+fn of_minimum(minimum: &Minimum) -> Value {
+    json!({
+        "loss": minimum.loss, "m": rows(&minimum.at.m), "r": rows(&minimum.at.r()), "b": minimum.at.b,
+        "found": minimum.found, "gradient": minimum.gradient, "outside": minimum.outside, "on": minimum.on,
+    })
+}
+
+fn in_words(minimum: &Minimum) -> String {
+    let r = minimum.at.r();
+    let mut text = String::new();
+    for head in 0..minimum.on.len() {
+        let m: Vec<String> = minimum.at.m.row(head).iter().map(|v| format!("{v:+.5}")).collect();
+        text += &format!(
+            "  head {head}: m = [{}]  r = {:.5}  b = {:+.5}{}\n",
+            m.join(", "),
+            r[(head, head)],
+            minimum.at.b[head],
+            if minimum.on[head] { "" } else { "  (off)" }
+        );
+    }
+    text
+}

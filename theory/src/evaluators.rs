@@ -1,0 +1,51 @@
+//! Either evaluator, where the choice is made when the program runs.
+
+use headflow_model::{Attention, Task};
+
+use crate::moments::{Coordinates, Evaluator, Loss, Moments};
+use crate::quadrature::Quadrature;
+use crate::quasi_monte_carlo::QuasiMonteCarlo;
+
+/// Population averages, sampled or exact.
+#[derive(Debug, Clone)]
+pub enum Averages {
+    /// On quasi-random points: loss, gradient and the noise of SGD.
+    Sampled(QuasiMonteCarlo),
+    /// By quadrature: loss and gradient, to a tolerance.
+    Exact(Quadrature),
+}
+
+impl Averages {
+    fn evaluator(&self) -> &dyn Evaluator {
+        match self {
+            Self::Sampled(points) => points,
+            Self::Exact(quadrature) => quadrature,
+        }
+    }
+}
+
+impl Evaluator for Averages {
+    fn task(&self) -> &Task {
+        self.evaluator().task()
+    }
+
+    fn heads(&self) -> usize {
+        self.evaluator().heads()
+    }
+
+    fn attention(&self) -> &Attention {
+        self.evaluator().attention()
+    }
+
+    fn gives_noise(&self) -> bool {
+        self.evaluator().gives_noise()
+    }
+
+    fn moments(&self, at: &Coordinates) -> Moments {
+        self.evaluator().moments(at)
+    }
+
+    fn loss(&self, at: &Coordinates) -> Loss {
+        self.evaluator().loss(at)
+    }
+}
