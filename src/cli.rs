@@ -203,8 +203,9 @@ pub fn build() -> Command {
                  it takes that point as it is. Then sets of heads go and the others stay fixed: mean divides by the heads left, \
                  bayes-softmax normalises over them, sum just lacks the others. All sets of each size are taken, or --subsets \
                  random ones.\n\
-                 \"can go\" is the largest number for which, up to it, the best set (by choice) or the mean over sets (at random) \
-                 costs at most a fraction of the loss; beside it H - F and, where theta has finite support, H - |support|. \
+                 Heads that can go, at a tolerance (a fraction of the loss that they may cost): by choice, the largest number for \
+                 which, up to it, the best set is within it; together, the largest number whose best set is, whatever fewer \
+                 cost; at random, as by choice with the mean over sets; beside it H - F and, where theta has finite support, H - |support|. \
                  Losses are population losses of the limit at the trained overlaps, for simulations too.",
                 "Examples:\n  headflow prune --heads 6 --theta gaussian:mean=0,0:sd=2,2 --attention softmax1 --initial random --replicas 20\n  \
                  headflow prune --engine direct --dimension 300 --initial random --heads 8 --theta flip:2,2 --replicas 20\n  \

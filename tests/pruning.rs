@@ -87,6 +87,7 @@ fn flows_from_random_keys_are_pruned() {
     let can_go = &pruning["can_go"][1];
     assert_eq!(can_go["tolerance"], 0.05);
     assert_eq!(can_go["by_choice"], json!({"mean": 1.0, "standard_error": 0.0}), "{pruning}");
+    assert_eq!(can_go["together"], can_go["by_choice"]);
     assert_eq!(can_go["at_random"]["mean"], 0.0);
     let (best, worst) = (numbers(&pruning["rows"], "best"), numbers(&pruning["rows"], "worst"));
     assert!(best[1] < 1.05 * best[0] && worst[1] > 1.2 * best[0] && best[2] > 1.2 * best[0], "{best:?} {worst:?}");

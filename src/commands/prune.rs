@@ -217,6 +217,7 @@ fn averages(all: &[Pruning]) -> Vec<Average> {
 struct CanGo {
     tolerance: f64,
     by_choice: (f64, Option<f64>),
+    together: (f64, Option<f64>),
     at_random: (f64, Option<f64>),
 }
 
@@ -226,6 +227,7 @@ fn can_go(all: &[Pruning], tolerances: &[f64]) -> Vec<CanGo> {
         .map(|&tolerance| CanGo {
             tolerance,
             by_choice: averaged(all.iter().map(|p| p.prunable(tolerance) as f64)),
+            together: averaged(all.iter().map(|p| p.prunable_together(tolerance) as f64)),
             at_random: averaged(all.iter().map(|p| p.prunable_at_random(tolerance) as f64)),
         })
         .collect()
@@ -252,6 +254,7 @@ fn entry(spec: &Spec, trained: &Trained, all: &[Pruning]) -> Value {
         json!({
             "tolerance": n.tolerance,
             "by_choice": {"mean": n.by_choice.0, "standard_error": n.by_choice.1},
+            "together": {"mean": n.together.0, "standard_error": n.together.1},
             "at_random": {"mean": n.at_random.0, "standard_error": n.at_random.1},
         })
     });
@@ -263,7 +266,8 @@ fn entry(spec: &Spec, trained: &Trained, all: &[Pruning]) -> Value {
         json!({
             "replica": index, "m": matrix(point.m()), "r": matrix(point.r()), "b": point.b(),
             "rows": pruning.rows,
-            "by_choice": each(&|t| pruning.prunable(t)), "at_random": each(&|t| pruning.prunable_at_random(t)),
+            "by_choice": each(&|t| pruning.prunable(t)), "together": each(&|t| pruning.prunable_together(t)),
+            "at_random": each(&|t| pruning.prunable_at_random(t)),
         })
     });
     json!({
@@ -281,9 +285,15 @@ fn with_error((value, error): (f64, Option<f64>), digits: usize) -> String {
     }
 }
 
+/// Lines of a table, about.
+const MOST_LINES: usize = 32;
+
 fn table(spec: &Spec, all: &[Pruning]) -> String {
     let mut text = format!("{:>7}  {:>6}  {:<19}  {:<9}  worst\n", "removed", "sets", "mean +- sd", "best");
-    for row in averages(all) {
+    let rows = averages(all);
+    // Long tables are thinned; the document has every row.
+    let every = rows.len().div_ceil(MOST_LINES);
+    for row in rows.iter().filter(|row| row.removed % every == 0 || row.removed + 1 == rows.len()) {
         let sets = if row.exhaustive { row.subsets.to_string() } else { format!("~{}", row.subsets) };
         let spread = format!("{:.5} +- {:.5}", row.mean.0, row.standard_deviation);
         text += &format!("{:>7}  {sets:>6}  {spread:<19}  {:<9.5}  {:.5}\n", row.removed, row.best.0, row.worst.0);
@@ -297,10 +307,11 @@ fn numbers(spec: &Spec, all: &[Pruning]) -> String {
     let mut text = format!("heads that can go, of {} (H - F = {by_features}{beside})\n", spec.head_count());
     for n in can_go(all, &spec.prune_tolerances) {
         text += &format!(
-            "  at {}% of the loss: {} by choice, {} at random\n",
+            "  at {}% of the loss: {} by choice, {} together, {} at random\n",
             // Nine digits: 0.07 is 7%.
             (n.tolerance * 1e11).round() / 1e9,
             with_error(n.by_choice, 2),
+            with_error(n.together, 2),
             with_error(n.at_random, 2)
         );
     }
@@ -441,6 +452,14 @@ fn curve(spec: &Spec, activation: Activation, trained: &Trained, all: &[Pruning]
     let rows = averages(all);
     let array = |f: &dyn Fn(&Average) -> Value| rows.iter().map(f).collect::<Vec<_>>();
     let entry = entry(spec, trained, all);
+    let each = |f: &dyn Fn(&Pruning, f64) -> usize| {
+        all.iter().map(|p| spec.prune_tolerances.iter().map(|&t| f(p, t)).collect()).collect::<Vec<Vec<usize>>>()
+    };
+    let of_systems = json!({
+        "unpruned": all.iter().map(Pruning::unpruned).collect::<Vec<_>>(),
+        "by_choice": each(&|p, t| p.prunable(t)), "together": each(&|p, t| p.prunable_together(t)),
+        "at_random": each(&|p, t| p.prunable_at_random(t)),
+    });
     json!({
         "attention": activation.name(), "route": trained.route, "systems": trained.systems.len(),
         "removed": array(&|r| json!(r.removed)),
@@ -448,6 +467,6 @@ fn curve(spec: &Spec, activation: Activation, trained: &Trained, all: &[Pruning]
         "standard_deviation": array(&|r| json!(r.standard_deviation)),
         "best": array(&|r| json!(r.best.0)), "best_standard_error": array(&|r| json!(r.best.1)),
         "worst": array(&|r| json!(r.worst.0)), "worst_standard_error": array(&|r| json!(r.worst.1)),
-        "unpruned": rows.first().map(|r| r.mean.0), "can_go": entry["can_go"],
+        "unpruned": rows.first().map(|r| r.mean.0), "can_go": entry["can_go"], "of_systems": of_systems,
     })
 }

@@ -64,6 +64,14 @@ impl Pruning {
         self.count_while(tolerance, |row| row.best)
     }
 
+    /// How many heads can go together when one may choose which: the largest `n` whose best set costs at most a
+    /// fraction `tolerance`, whatever fewer cost. Under `mean` this may be more than [`Pruning::prunable`]: of two
+    /// heads for each of several patterns, one of each is free, but one alone tips the balance.
+    pub fn prunable_together(&self, tolerance: f64) -> usize {
+        let limit = (1.0 + tolerance) * self.unpruned();
+        self.rows.iter().rev().find(|row| row.best <= limit).map_or(0, |row| row.removed)
+    }
+
     /// How many heads can go when chance chooses: as [`Pruning::prunable`], with the mean over the sets.
     pub fn prunable_at_random(&self, tolerance: f64) -> usize {
         self.count_while(tolerance, |row| row.mean)
@@ -416,6 +424,8 @@ mod tests {
         let rows = vec![row(0, 1.0, 1.0), row(1, 0.9, 1.03), row(2, 1.02, 1.3), row(3, 1.2, 1.2), row(4, 0.8, 0.8)];
         let found = Pruning { rows };
         assert_eq!([0.0, 0.01, 0.02, 0.05, 0.2].map(|t| found.prunable(t)), [1, 1, 2, 2, 4]);
+        assert_eq!([0.01, 0.3].map(|t| found.prunable_together(t)), [4, 4]);
+        assert_eq!(Pruning { rows: found.rows[..4].to_vec() }.prunable_together(0.05), 2);
         assert_eq!([0.01, 0.05, 0.3].map(|t| found.prunable_at_random(t)), [0, 1, 4]);
     }
 
