@@ -26,6 +26,7 @@ pub use headflow_theory as theory;
 
 pub mod agreement;
 pub mod folder;
+pub mod phase;
 pub mod spec;
 
 /// The version of this package.

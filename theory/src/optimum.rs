@@ -71,7 +71,11 @@ const JITTER_OF_GIVEN: f64 = 1e-2;
 
 /// Longest key that is looked at, in units of one more than the root mean square of `|theta|`: the key of a head that
 /// is going off may run away along a plateau, to where an evaluator no longer resolves it.
-const LONGEST: f64 = 20.0;
+const LONGEST: f64 = 4.0;
+
+/// Largest component of the first step of a descent, and how short it becomes where longer ones fail.
+const FIRST_STEP: f64 = 0.3;
+const SHORTEST_FIRST_STEP: f64 = 1e-3;
 
 /// Most support points at which heads are placed (`F = 6` flips).
 const MAX_SUPPORT: usize = 64;
@@ -540,14 +544,25 @@ fn descend<E: Evaluator>(
 ) -> End {
     let limit = options.max_iterations.saturating_mul(EVALUATIONS_PER_ITERATION);
     let memory = RefCell::new(Memory { last: None, best: None, evaluations: 0, limit });
-    let unit = unit_of_rates(evaluator);
     // A start that is given may be longer still.
     let given = parameters.unpack(&start).r().diagonal().max().sqrt();
     let longest = (LONGEST * (1.0 + norm_of(evaluator.task().theta()))).max(2.0 * given);
     let (tolerance, mut iterations) = (options.gradient_tolerance, 0);
     let mut from = start.clone();
     let mut converged = false;
+    let mut first_step = FIRST_STEP;
     for _ in 0..=RESTARTS {
+        // The first step is the gradient in these units: gradients at k = 0 are of order 1/L, elsewhere of order 1.
+        let slope = {
+            let known = memory.borrow().best.as_ref().map(Point::slope);
+            known.unwrap_or_else(|| {
+                let probe = Objective { evaluator, parameters, unit: 1.0, longest, watch, memory: &memory };
+                // What it refuses it refuses again below.
+                let _ = probe.visit(&from);
+                memory.borrow().best.as_ref().map_or(1.0, Point::slope)
+            })
+        };
+        let unit = (slope / first_step).max(f64::MIN_POSITIVE);
         let objective = Objective { evaluator, parameters, unit, longest, watch, memory: &memory };
         let before = memory.borrow().best.as_ref().map(|best| best.loss);
         iterations += run(objective, from, tolerance / unit, options.max_iterations - iterations);
@@ -557,9 +572,11 @@ fn descend<E: Evaluator>(
         let spent = iterations >= options.max_iterations || memory.evaluations >= limit || watch.interrupted();
         let stuck = before.is_some_and(|before| best.loss >= before - ROUNDING);
         converged = best.slope() <= tolerance || (stuck && best.slope() <= NEARLY * tolerance);
-        if converged || spent || stuck {
+        if converged || spent || (stuck && first_step < SHORTEST_FIRST_STEP) {
             break;
         }
+        // A line search that was led astray, to a key that runs away say, is tried again with care.
+        first_step /= if stuck { 8.0 } else { 1.0 };
         from = best.y.clone();
     }
     let memory = memory.into_inner();

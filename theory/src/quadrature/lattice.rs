@@ -60,11 +60,32 @@ impl Precision {
         PI * PI / (slope * (lambda + PI * PI / (8.0 * slope * slope)))
     }
 
+    /// How much the power `L - 1` sharpens a Gaussian edge: the factor on its variance.
+    fn sharpening(self) -> f64 {
+        1.0 / (1.0 + 2.0 * self.tokens.ln())
+    }
+
+    /// The steps in `t = ln u` and `t' = ln v` for a pair of scores. What depends on both is narrow across the line on which
+    /// correlated scores lie, however wide along it: aliases `(2 pi/h, -+2 pi/h')` of steps in the ratio of the deviations
+    /// are damped by `e^{-pi (k + k')/2}` and the rest of the variance alone.
+    pub fn laplace_steps(self, sigma: [f64; 2], covariance: f64) -> [f64; 2] {
+        let steps = sigma.map(|s| self.laplace_step(s));
+        if sigma[0].min(sigma[1]) <= 0.0 {
+            return steps;
+        }
+        let correlation = (covariance.abs() / (sigma[0] * sigma[1])).min(1.0);
+        let a = (1.0 - correlation) * self.sharpening();
+        let b = 0.5 * PI * (1.0 / sigma[0] + 1.0 / sigma[1]);
+        // a f^2 + b f = Lambda, with k = f / sigma.
+        let f = 2.0 * self.lambda / (b + (b * b + 4.0 * a * self.lambda).sqrt());
+        std::array::from_fn(|i| steps[i].min(DETUNED * 2.0 * PI * sigma[i] / f))
+    }
+
     /// The step in `t = ln u` for scores of standard deviation `sigma`.
     pub fn laplace_step(self, sigma: f64) -> f64 {
         // The power L - 1 sharpens a Gaussian edge, like the maximum of as many normals: a Gumbel law of scale
         // sigma / sqrt(2 ln L), whose transform falls like a Gaussian first, and then exponentially.
-        let variance = sigma * sigma / (1.0 + 2.0 * self.tokens.ln());
+        let variance = sigma * sigma * self.sharpening();
         if variance * self.lambda < 1e-3 {
             return DETUNED * PI * PI / self.lambda;
         }

@@ -115,16 +115,25 @@ impl Question<'_> {
         self.precision.tokens - 1.0
     }
 
-    /// Points `t` for a head.
-    fn lattice(&self, h: usize, from: f64, to: f64) -> Laplace {
+    fn deviation(&self, h: usize) -> f64 {
+        self.r[(h, h)].max(0.0).sqrt()
+    }
+
+    /// Points `t` of a given step.
+    fn lattice(&self, step: f64, (from, to): (f64, f64)) -> Laplace {
         let precision = self.precision;
-        let step = precision.laplace_step(self.r[(h, h)].max(0.0).sqrt());
         if self.leak {
             // Nothing makes the 1 of softmax1 smoother.
             Laplace::graded(precision.laplace_step(0.0).min(step), step, precision.lambda, from, to)
         } else {
             Laplace::new(step, from, to)
         }
+    }
+
+    /// Points `t` and `t'` of a pair.
+    fn lattices(&self, heads: [usize; 2], ranges: [(f64, f64); 2]) -> [Laplace; 2] {
+        let steps = self.precision.laplace_steps(heads.map(|h| self.deviation(h)), self.r[(heads[0], heads[1])]);
+        std::array::from_fn(|i| self.lattice(steps[i], ranges[i]))
     }
 
     fn rows(&self, heads: [usize; 2]) -> DMatrix<f64> {
@@ -201,7 +210,7 @@ fn single_with(question: &Question, h: usize, component: &Component) -> Contribu
     let (background, relevant) = (question.scores([h, h]), question.relevant([h, h], component));
     let law = |s: &Scores| (s.mean[0], s.covariance[0]);
     let (from, to) = question.range(law(&background), law(&relevant));
-    let lattice = question.lattice(h, from, to);
+    let lattice = question.lattice(question.precision.laplace_step(question.deviation(h)), (from, to));
     let n = lattice.len();
     let moments = |s: &Scores| -> Vec<f64> {
         let sigma = s.covariance[0].max(0.0).sqrt();
@@ -413,9 +422,8 @@ pub(super) fn work(question: &Question, h: usize, k: usize) -> f64 {
     components
         .iter()
         .map(|c| {
-            let ranges = ranges(question, heads, c);
-            let count = |i: usize| question.lattice(heads[i], ranges[i].0, ranges[i].1).len() as f64;
-            count(0) * along * count(1) + count(1) * along * across
+            let [u, v] = question.lattices(heads, ranges(question, heads, c)).map(|lattice| lattice.len() as f64);
+            u * along * v + v * along * across
         })
         .sum()
 }
@@ -440,8 +448,7 @@ pub(super) fn pair(question: &Question, h: usize, k: usize) -> Contribution {
 
 fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, components: &[Component]) -> Contribution {
     let Question { precision, gradient, .. } = *question;
-    let lattice = |i: usize| question.lattice(heads[i], group.ranges[i].0, group.ranges[i].1);
-    let (u, v) = (lattice(0), lattice(1));
+    let [u, v] = question.lattices(heads, group.ranges);
     let others = question.others();
     let plain = Fields::new(&u, &v, &question.scores(heads), precision, gradient);
     let (leak_u, leak_v) = (leaks(&u, question.leak), leaks(&v, question.leak));

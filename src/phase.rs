@@ -1,0 +1,610 @@
+//! Phase diagrams: one number over two parameters of a spec.
+//!
+//! A parameter is a numeric field (`length`, `heads`, `gamma`, ...), a part of theta (`theta.nu` sets all entries of
+//! `nu`, `theta.nu[1]` one of them), or `theta.scale`, which multiplies all of theta.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use headflow_model::{Error, Watch};
+use headflow_theory::bayes::best_bayes_risk;
+use headflow_theory::flow::average;
+use headflow_theory::moments::Evaluator;
+use headflow_theory::optimum::{Options, optimum};
+use headflow_theory::stability::{Kind, linearise, unspecialised, zero};
+use headflow_theory::stages::stages;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::spec::{FIELDS, Kind as FieldKind, Purpose, Spec, nearest};
+
+/// What is drawn over the two parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Quantity {
+    /// `1 - E[p_eps]`.
+    BayesRisk,
+    /// The lowest loss over keys and biases.
+    OptimalLoss,
+    /// The lowest loss above the Bayes risk.
+    Regret,
+    /// The loss at the end of a flow.
+    FlowLoss,
+    /// Heads that are on at the end of a flow.
+    SpecialisedHeads,
+    /// Features that a flow learns, one stage each.
+    Stages,
+    /// The largest growth rate at the unspecialised point of gradient flow.
+    GrowthRate,
+}
+
+impl Quantity {
+    /// All quantities.
+    pub const ALL: [Self; 7] = [
+        Self::BayesRisk,
+        Self::OptimalLoss,
+        Self::Regret,
+        Self::FlowLoss,
+        Self::SpecialisedHeads,
+        Self::Stages,
+        Self::GrowthRate,
+    ];
+
+    /// The name on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::BayesRisk => "bayes-risk",
+            Self::OptimalLoss => "optimal-loss",
+            Self::Regret => "regret",
+            Self::FlowLoss => "flow-loss",
+            Self::SpecialisedHeads => "specialised-heads",
+            Self::Stages => "stages",
+            Self::GrowthRate => "growth-rate",
+        }
+    }
+
+    /// The label of a figure.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::BayesRisk => "Bayes risk",
+            Self::OptimalLoss => "optimal loss E*",
+            Self::Regret => "regret E* − Bayes risk",
+            Self::FlowLoss => "loss after the flow",
+            Self::SpecialisedHeads => "heads that are on",
+            Self::Stages => "features learned",
+            Self::GrowthRate => "largest growth rate κ",
+        }
+    }
+
+    /// Whether values are small whole numbers.
+    pub fn whole(self) -> bool {
+        matches!(self, Self::SpecialisedHeads | Self::Stages)
+    }
+
+    /// What a cell's spec is completed for.
+    pub fn purpose(self) -> Purpose {
+        match self {
+            Self::BayesRisk => Purpose::Bayes,
+            Self::OptimalLoss | Self::Regret => Purpose::Phase,
+            Self::FlowLoss => Purpose::Flow,
+            Self::SpecialisedHeads | Self::Stages => Purpose::Stages,
+            Self::GrowthRate => Purpose::Stability,
+        }
+    }
+
+    /// The quantity of that name.
+    ///
+    /// # Errors
+    /// Names the nearest.
+    pub fn parse(name: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|q| q.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name);
+            let hint = nearest_name(name, &names).map(|n| format!("; did you mean \"{n}\"?")).unwrap_or_default();
+            Error::invalid("quantity", format!("there is no \"{name}\"{hint} (quantities: {})", names.join(", ")))
+        })
+    }
+}
+
+fn nearest_name(name: &str, names: &[&str]) -> Option<String> {
+    let dashed: Vec<String> = names.iter().map(|n| n.replace('-', "_")).collect();
+    let found = nearest(name, &dashed.iter().map(String::as_str).collect::<Vec<_>>())?;
+    dashed.iter().position(|d| *d == found).map(|i| names[i].to_string())
+}
+
+/// One side of a phase diagram.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Axis {
+    /// The parameter.
+    pub field: String,
+    /// Its values, increasing, at least two.
+    pub values: Vec<f64>,
+    /// Whether they are spaced, and drawn, logarithmically.
+    #[serde(default)]
+    pub log: bool,
+}
+
+/// Parameters beside the numeric fields, for messages.
+const PARTS_OF_THETA: [&str; 5] = ["theta.scale", "theta.nu", "theta.sd", "theta.mean", "theta.weights"];
+
+/// Most values of an axis.
+const MAX_VALUES: usize = 10_000;
+
+impl Axis {
+    /// Reads `FIELD=FROM:TO:COUNT`, `FIELD=log:FROM:TO:COUNT` or `FIELD=V1,V2,...`; `side` (`x` or `y`) names it in errors.
+    ///
+    /// # Errors
+    /// One line that says what is wrong and what would be right.
+    pub fn parse(side: &str, text: &str) -> Result<Self, Error> {
+        let wrong = |problem: String| Error::invalid(side, problem);
+        let Some((field, range)) = text.split_once('=') else {
+            return Err(wrong(format!("\"{text}\" is not FIELD=FROM:TO:COUNT, like theta.nu=0.5:4:40")));
+        };
+        let field = field.trim().replace('-', "_");
+        check_parameter(side, &field)?;
+        let number = |text: &str| {
+            text.trim()
+                .parse::<f64>()
+                .ok()
+                .filter(|v| v.is_finite())
+                .ok_or_else(|| wrong(format!("\"{}\" is not a finite number", text.trim())))
+        };
+        let log = range.starts_with("log:");
+        let range = range.strip_prefix("log:").unwrap_or(range);
+        let whole = is_whole(&field);
+        let values = if range.contains(':') {
+            let parts: Vec<&str> = range.split(':').collect();
+            let [from, to, count] = parts[..] else {
+                return Err(wrong(format!("\"{range}\" is not FROM:TO:COUNT")));
+            };
+            let (from, to) = (number(from)?, number(to)?);
+            let count: usize = count
+                .trim()
+                .parse()
+                .map_err(|_| wrong(format!("the number of values \"{}\" is not a whole number", count.trim())))?;
+            if from > to {
+                return Err(wrong(format!("the range goes from {from} down to {to}: give the smaller end first")));
+            }
+            if from == to || count < 2 {
+                return Err(wrong(format!("\"{range}\" is one point: an axis needs at least 2 different values")));
+            }
+            if count > MAX_VALUES {
+                return Err(wrong(format!("{count} values are above the limit of {MAX_VALUES}")));
+            }
+            if log && from <= 0.0 {
+                return Err(wrong(format!("a logarithmic range starts above 0, not at {from}")));
+            }
+            let at = |i: usize| {
+                let part = i as f64 / (count - 1) as f64;
+                let value = if log { (from.ln() + part * (to / from).ln()).exp() } else { from + part * (to - from) };
+                // The ends are what was asked for.
+                if i == 0 { from } else if i + 1 == count { to } else { value }
+            };
+            let mut values: Vec<f64> = (0..count).map(at).collect();
+            if whole {
+                values.iter_mut().for_each(|v| *v = v.round());
+                values.dedup();
+            }
+            values
+        } else {
+            range.split(',').map(number).collect::<Result<_, _>>()?
+        };
+        let axis = Self { field, values, log };
+        axis.validate(side)?;
+        Ok(axis)
+    }
+
+    /// Checks the values.
+    ///
+    /// # Errors
+    /// As [`Axis::parse`].
+    pub fn validate(&self, side: &str) -> Result<(), Error> {
+        check_parameter(side, &self.field)?;
+        if self.values.len() < 2 {
+            return Err(Error::invalid(side, "has one point: an axis needs at least 2 different values"));
+        }
+        if !self.values.iter().all(|v| v.is_finite()) || !self.values.is_sorted_by(|a, b| a < b) {
+            return Err(Error::invalid(side, "values must be finite and increasing, each given once"));
+        }
+        if let Some(v) = self.values.iter().find(|v| is_whole(&self.field) && (v.fract() != 0.0 || **v < 0.0)) {
+            return Err(Error::invalid(side, format!("{} is a whole number, got {v}", self.field)));
+        }
+        Ok(())
+    }
+
+    /// The label of a figure.
+    pub fn label(&self) -> String {
+        let symbol = match self.field.as_str() {
+            "length" => "L",
+            "heads" => "H",
+            "gamma" => "γ",
+            "batch" => "B",
+            "tau" => "τ",
+            "theta.nu" => "ν",
+            "theta.nu[0]" => "ν₁",
+            "theta.nu[1]" => "ν₂",
+            "theta.nu[2]" => "ν₃",
+            "theta.sd" => "standard deviation of θ",
+            "theta.mean" => "mean of θ",
+            "theta.scale" => "scale of θ",
+            other => other,
+        };
+        symbol.into()
+    }
+}
+
+/// Whether a parameter takes whole numbers.
+fn is_whole(field: &str) -> bool {
+    field == "theta.features" || FIELDS.iter().any(|f| f.name == field && f.kind == FieldKind::Count)
+}
+
+fn numeric_fields() -> Vec<&'static str> {
+    FIELDS
+        .iter()
+        .filter(|f| matches!(f.kind, FieldKind::Count | FieldKind::Number))
+        .map(|f| f.name)
+        .chain(PARTS_OF_THETA)
+        .chain(["theta.features"])
+        .collect()
+}
+
+fn check_parameter(side: &str, field: &str) -> Result<(), Error> {
+    let names = numeric_fields();
+    let root = field.split('[').next().unwrap_or(field);
+    if names.contains(&root) && (root == field || root.starts_with("theta.") && index(field).is_some()) {
+        return Ok(());
+    }
+    if FIELDS.iter().any(|f| f.name == root) {
+        return Err(Error::invalid(
+            side,
+            format!("{root} is not one number; parameters are numeric fields and parts of theta, like theta.nu or theta.nu[1]"),
+        ));
+    }
+    Err(Error::UnknownField { place: side.into(), name: field.into(), nearest: nearest(root, &names) })
+}
+
+fn index(field: &str) -> Option<usize> {
+    field.split_once('[')?.1.strip_suffix(']')?.parse().ok()
+}
+
+/// Sets a parameter in a map of fields.
+///
+/// # Errors
+/// When theta has no such part.
+pub fn set(fields: &mut Map<String, Value>, field: &str, value: f64) -> Result<(), Error> {
+    let number = if is_whole(field) { json!(value as u64) } else { json!(value) };
+    let Some(part) = field.strip_prefix("theta.") else {
+        fields.insert(field.into(), number);
+        return Ok(());
+    };
+    let theta = match fields.get("theta") {
+        Some(theta) => theta.clone(),
+        None => serde_json::to_value(Spec::default().theta).map_err(|e| Error::unreadable("theta", e))?,
+    };
+    let Value::Object(mut theta) = theta else { return Err(Error::invalid("theta", "is not a distribution")) };
+    if part == "scale" {
+        for name in ["nu", "mean", "sd", "points"] {
+            if let Some(part) = theta.get_mut(name) {
+                scale(part, value);
+            }
+        }
+        // A covariance is of second order.
+        if let Some(cov) = theta.get_mut("cov") {
+            scale(cov, value * value);
+        }
+    } else {
+        let name = part.split('[').next().unwrap_or(part);
+        let kind = theta.get("kind").and_then(Value::as_str).unwrap_or("?").to_string();
+        let Some(target) = theta.get_mut(name) else {
+            return Err(Error::invalid(field, format!("a theta of kind \"{kind}\" has no \"{name}\"")));
+        };
+        match (target, index(field)) {
+            (Value::Array(entries), Some(i)) => {
+                let count = entries.len();
+                let Some(entry) = entries.get_mut(i) else {
+                    return Err(Error::invalid(field, format!("theta.{name} has {count} entries, counted from 0")));
+                };
+                *entry = number;
+            }
+            (Value::Array(entries), None) => entries.iter_mut().for_each(|entry| *entry = number.clone()),
+            (_, Some(_)) => return Err(Error::invalid(field, format!("theta.{name} is one number, without entries"))),
+            (target, None) => *target = number,
+        }
+    }
+    fields.insert("theta".into(), Value::Object(theta));
+    Ok(())
+}
+
+fn scale(value: &mut Value, factor: f64) {
+    match value {
+        Value::Array(entries) => entries.iter_mut().for_each(|entry| scale(entry, factor)),
+        _ => {
+            if let Some(number) = value.as_f64() {
+                *value = json!(number * factor);
+            }
+        }
+    }
+}
+
+/// The quantity for a completed spec.
+///
+/// # Errors
+/// What went wrong, as one line.
+pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64, Error> {
+    match quantity {
+        Quantity::BayesRisk => Ok(best_bayes_risk(&spec.task()?, spec.tolerance.unwrap_or(1e-10))?.risk),
+        Quantity::OptimalLoss => optimal_loss(spec, watch),
+        Quantity::Regret => Ok(optimal_loss(spec, watch)? - best_bayes_risk(&spec.task()?, 1e-10)?.risk),
+        Quantity::FlowLoss | Quantity::SpecialisedHeads | Quantity::Stages => {
+            let evaluators = spec.evaluators()?;
+            // Scrambles may end in different, equivalent states: a mean over them is of use for the loss alone.
+            let used = if quantity == Quantity::FlowLoss { evaluators.len() } else { 1 };
+            let flow = average(&evaluators[..used], &spec.start()?, &spec.flow_options(), watch)?;
+            if !flow.stop.as_requested() {
+                return Err(Error::invalid("flow", flow.stop.describe()));
+            }
+            let path = &flow.estimate.mean;
+            if quantity == Quantity::FlowLoss {
+                return path.rows.last().map(|row| row[0]).ok_or_else(|| Error::invalid("times", "nothing was recorded"));
+            }
+            let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
+            Ok(match quantity {
+                Quantity::Stages => found.order.len(),
+                _ => found.last_patterns().iter().filter(|pattern| !pattern.is_off()).count(),
+            } as f64)
+        }
+        Quantity::GrowthRate => {
+            let evaluators = spec.evaluators()?;
+            let at = unspecialised(&evaluators, 0.0)?;
+            // Without a mean of theta it is k = 0, which softmax1 holds at a bias of its own.
+            let at = if at.m.amax() > 0.0 { at } else { zero(&evaluators[0])? };
+            let found = linearise(&evaluators, &at, watch)?;
+            let specialising = found.modes.iter().filter(|mode| mode.kind != Kind::Symmetric);
+            Ok(specialising.map(|mode| mode.rate).fold(f64::NEG_INFINITY, f64::max))
+        }
+    }
+}
+
+/// The search of an optimum: gradients to a few tolerances of the evaluator.
+pub fn search(spec: &Spec) -> Options {
+    Options {
+        starts: spec.starts.unwrap_or(6),
+        seed: spec.seed,
+        gradient_tolerance: spec.tolerance.map_or(1e-6, |t| (3.0 * t).max(1e-9)),
+        ..Options::default()
+    }
+}
+
+fn optimal_loss(spec: &Spec, watch: &dyn Watch) -> Result<f64, Error> {
+    let evaluators = spec.evaluators()?;
+    let found = optimum(&evaluators[0], &search(spec), watch)?;
+    let converged = found.minima.first().map(|best| best.loss);
+    // A start that ran out of iterations on a plateau is still a loss that keys can have.
+    let loss = [converged, found.lowest_unconverged].into_iter().flatten().fold(f64::INFINITY, f64::min);
+    if loss.is_finite() {
+        Ok(loss)
+    } else {
+        Err(Error::invalid("starts", format!("none of {} starts of the search converged", evaluators[0].heads())))
+    }
+}
+
+/// The cells of a diagram, row by row (`y` the slow index): not yet there, a value, or what went wrong.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Cells(pub Vec<Option<Result<f64, String>>>);
+
+impl Cells {
+    /// None of `count` is there.
+    pub fn empty(count: usize) -> Self {
+        Self(vec![None; count])
+    }
+
+    /// How many are missing.
+    pub fn missing(&self) -> usize {
+        self.0.iter().filter(|c| c.is_none()).count()
+    }
+
+    /// What went wrong, with the index of the cell.
+    pub fn failed(&self) -> Vec<(usize, &str)> {
+        let failure = |(i, cell): (usize, &Option<Result<f64, String>>)| match cell {
+            Some(Err(problem)) => Some((i, problem.clone())),
+            _ => None,
+        };
+        self.0
+            .iter()
+            .enumerate()
+            .filter_map(failure)
+            .map(|(i, _)| (i, self.0[i].as_ref().and_then(|c| c.as_ref().err()).map_or("", String::as_str)))
+            .collect()
+    }
+
+    /// Values, failures and gaps as null, in rows of `width`.
+    pub fn rows(&self, width: usize) -> Vec<Vec<Option<f64>>> {
+        let value = |cell: &Option<Result<f64, String>>| match cell {
+            Some(Ok(v)) if v.is_finite() => Some(*v),
+            _ => None,
+        };
+        self.0.chunks(width).map(|row| row.iter().map(value).collect()).collect()
+    }
+}
+
+/// Between two saves of unfinished cells.
+const BETWEEN_SAVES: Duration = Duration::from_secs(5);
+
+/// Computes the missing cells, each on one thread of its own so that neither the numbers nor the bits depend on how many
+/// there are; `keep` is given the cells every few seconds. Stops early when `watch` is interrupted.
+///
+/// # Errors
+/// When threads cannot be had, or `keep` fails.
+pub fn fill(
+    cells: &mut Cells,
+    cell: &(dyn Fn(usize) -> Result<f64, Error> + Sync),
+    watch: &(dyn Watch + Sync),
+    keep: &mut (dyn FnMut(&Cells) -> Result<(), Error> + Send),
+) -> Result<(), Error> {
+    let missing: Vec<usize> = (0..cells.0.len()).filter(|&i| cells.0[i].is_none()).collect();
+    let threads = rayon::current_num_threads().min(missing.len()).max(1);
+    let next = AtomicUsize::new(0);
+    let state = Mutex::new((cells, keep, Instant::now(), None::<Error>));
+    let work = || -> Result<(), Error> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(1)
+            .build()
+            .map_err(|e| Error::invalid("threads", format!("cannot be started: {e}")))?;
+        while let Some(&index) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if watch.interrupted() {
+                return Ok(());
+            }
+            let found = pool.install(|| cell(index)).map_err(|e| e.to_string());
+            if watch.interrupted() && found.is_err() {
+                // Broken off, not failed.
+                return Ok(());
+            }
+            watch.advance(1);
+            // A panic elsewhere has its own report; the cells are whole between two assignments.
+            let mut guard = state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let (cells, keep, saved, failure) = &mut *guard;
+            cells.0[index] = Some(found);
+            if failure.is_none() && saved.elapsed() >= BETWEEN_SAVES {
+                if let Err(error) = keep(cells) {
+                    *failure = Some(error);
+                    next.store(missing.len(), Ordering::Relaxed);
+                }
+                *saved = Instant::now();
+            }
+        }
+        Ok(())
+    };
+    let ends: Vec<Result<(), Error>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers
+            .into_iter()
+            .map(|w| w.join().unwrap_or_else(|_| Err(Error::invalid("phase", "a cell ended in an internal error"))))
+            .collect()
+    });
+    let (_, _, _, failure) = state.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    match failure {
+        Some(error) => Err(error),
+        None => ends.into_iter().collect(),
+    }
+}
+
+/// The document of one map for [`crate::figures::map`].
+pub fn map_document(title: &str, quantity: Quantity, x: &Axis, y: &Axis, cells: &Cells) -> Value {
+    json!({
+        "title": title, "quantity": quantity.label(),
+        "x": {"label": x.label(), "field": x.field, "values": x.values, "log": x.log},
+        "y": {"label": y.label(), "field": y.field, "values": y.values, "log": y.log},
+        "values": cells.rows(x.values.len()), "whole": quantity.whole(),
+    })
+}
+
+/// Reads saved cells; their request must be `request`.
+///
+/// # Errors
+/// When the file is no such file, or of another request.
+pub fn saved(path: &Path) -> Result<(Value, Cells), Error> {
+    let place = path.display().to_string();
+    let wrong = |problem: String| Error::unreadable(&place, problem);
+    let text = std::fs::read_to_string(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => wrong("does not exist: there is nothing to resume".into()),
+        _ => wrong(format!("cannot be read: {e}")),
+    })?;
+    let document: Value =
+        serde_json::from_str(&text).map_err(|e| wrong(format!("is not a checkpoint, or truncated: {e}")))?;
+    if document["format"] != FORMAT {
+        return Err(wrong(format!("is not of a phase diagram (\"format\" is not \"{FORMAT}\")")));
+    }
+    if document["version"] != crate::VERSION {
+        return Err(wrong(format!(
+            "was written by headflow {}, this is {}: finish it with that one, or start anew",
+            document["version"].as_str().unwrap_or("?"),
+            crate::VERSION
+        )));
+    }
+    let cells = serde_json::from_value(document["cells"].clone()).map_err(|e| wrong(format!("holds no cells: {e}")))?;
+    Ok((document["request"].clone(), cells))
+}
+
+/// What identifies saved cells.
+const FORMAT: &str = "headflow-cells";
+
+/// The text of a file of cells that belongs to `request`.
+pub fn to_save(request: &Value, cells: &Cells) -> String {
+    json!({"format": FORMAT, "version": crate::VERSION, "request": request, "cells": cells}).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headflow_model::Unwatched;
+
+    #[test]
+    fn axes_read_ranges_and_lists() {
+        let axis = Axis::parse("x", "theta.nu=0.5:4:8").unwrap();
+        assert_eq!((axis.values.len(), axis.values[0], axis.values[7]), (8, 0.5, 4.0));
+        let axis = Axis::parse("y", "length=log:10:1e5:9").unwrap();
+        assert!(axis.log && axis.values.iter().all(|v| v.fract() == 0.0));
+        assert_eq!(axis.values[8], 1e5);
+        assert_eq!(Axis::parse("x", "heads=1:4:20").unwrap().values, [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(Axis::parse("x", "theta.nu[1]=1,2,5").unwrap().values, [1.0, 2.0, 5.0]);
+    }
+
+    #[test]
+    fn wrong_axes_are_refused_in_one_line() {
+        let cases = [
+            ("theta.nu", "FROM:TO:COUNT"),
+            ("theta.nu=1:2:1", "one point"),
+            ("theta.nu=2:2:5", "one point"),
+            ("theta.nu=3", "one point"),
+            ("theta.nu=4:1:5", "smaller end first"),
+            ("theta.nu=1,1,2", "increasing"),
+            ("theta.nu=log:0:2:5", "above 0"),
+            ("theta.nu=a:2:5", "not a finite number"),
+            ("lenght=2:9:3", "did you mean \"length\""),
+            ("theta.mu=2:9:3", "did you mean \"theta.nu\""),
+            ("attention=1:2:3", "not one number"),
+            ("m0=1:2:3", "not one number"),
+            ("length=2.5,3", "whole number"),
+        ];
+        for (text, part) in cases {
+            let message = Axis::parse("x", text).unwrap_err().to_string();
+            assert!(message.contains(part) && !message.contains('\n') && message.starts_with("x: "), "{text}: {message}");
+        }
+        assert!(Quantity::parse("optimal_los").unwrap_err().to_string().contains("did you mean \"optimal-loss\""));
+    }
+
+    #[test]
+    fn parameters_reach_into_theta() {
+        let mut fields = Map::new();
+        set(&mut fields, "theta.nu[1]", 3.0).unwrap();
+        assert_eq!(fields["theta"]["nu"], json!([1.8, 3.0]));
+        set(&mut fields, "theta.scale", 2.0).unwrap();
+        assert_eq!(fields["theta"]["nu"], json!([3.6, 6.0]));
+        set(&mut fields, "theta.nu", 1.0).unwrap();
+        set(&mut fields, "length", 12.0).unwrap();
+        let spec = Spec::from_map(&fields).unwrap();
+        assert_eq!(spec.length, 12);
+        for (field, part) in [("theta.nu[2]", "2 entries"), ("theta.sd", "has no \"sd\"")] {
+            assert!(set(&mut fields, field, 1.0).unwrap_err().to_string().contains(part));
+        }
+    }
+
+    /// Cells that were there stay, the others come, failures are kept beside the values; on 1, 2 and 3 threads.
+    #[test]
+    fn cells_are_filled() {
+        let cell = |i: usize| {
+            if i == 5 { Err(Error::invalid("length", "too short")) } else { Ok((i * i) as f64) }
+        };
+        for threads in 1..=3 {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut cells = Cells::empty(8);
+            cells.0[2] = Some(Ok(-1.0));
+            pool.install(|| fill(&mut cells, &cell, &Unwatched, &mut |_| Ok(()))).unwrap();
+            assert_eq!(cells.missing(), 0);
+            assert_eq!(cells.rows(4)[0], [Some(0.0), Some(1.0), Some(-1.0), Some(9.0)]);
+            assert_eq!(cells.rows(4)[1][1], None);
+            assert_eq!(cells.failed(), [(5, "length: too short")]);
+        }
+    }
+}
