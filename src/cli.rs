@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use headflow::model::Error;
+use headflow::phase::Quantity;
 use headflow::spec::{FIELDS, Spec, overlay, parse_flag};
 use serde_json::{Map, Value};
 
@@ -54,15 +55,33 @@ pub struct Request {
     pub figure: Option<String>,
     /// `figure`, `stages`: where the results are.
     pub from: Option<PathBuf>,
-    /// `simulate`: the folder of an unfinished run.
+    /// `simulate`, `phase`, `figure`: the folder of an unfinished run.
     pub resume: Option<PathBuf>,
+    /// `phase`: the parameter across.
+    pub x: Option<String>,
+    /// `phase`: the parameter upwards.
+    pub y: Option<String>,
+    /// `phase`: what is computed.
+    pub quantity: Option<String>,
 }
 
 /// The most threads.
 const MAX_THREADS: usize = 1024;
 
 /// Names of figures.
-pub const FIGURES: [&str; 6] = ["comparison", "specialization", "escape", "hierarchy", "spectrum", "pruning"];
+pub const FIGURES: [&str; 11] = [
+    "comparison",
+    "specialization",
+    "escape",
+    "hierarchy",
+    "spectrum",
+    "retrieval",
+    "heads",
+    "specialised",
+    "stages",
+    "activations",
+    "pruning",
+];
 
 fn spec_flags() -> Vec<Arg> {
     let file = Arg::new("spec").long("spec").value_name("FILE").help("Read a spec from a JSON file; flags override it");
@@ -196,6 +215,29 @@ pub fn build() -> Command {
         )
         .subcommand(
             command(
+                "phase",
+                "A number over two parameters: a phase diagram",
+                "--x and --y are any two numeric fields of a spec, as FIELD=FROM:TO:COUNT, FIELD=log:FROM:TO:COUNT or \
+                 FIELD=V1,V2,...; theta.nu sets every entry of nu, theta.nu[1] its second, theta.scale multiplies all of theta. \
+                 Cells are computed in parallel, kept in checkpoint.json every few seconds and when interrupted; the same command \
+                 line with --resume FOLDER goes on and gives the same numbers. Failed cells are left blank and listed.",
+                "Examples:\n  headflow phase --x theta.nu=0.5:4:20 --y length=log:4:1e6:12 --heads 2 --theta flip:1\n  \
+                 headflow phase --quantity regret --x theta.scale=0.5:2:10 --y heads=1:4:4 --attention softmax1\n  \
+                 headflow phase --quantity bayes-risk --x theta.mean=0:3:30 --y theta.sd=0:3:30 --theta gaussian:mean=0:sd=1\n  \
+                 headflow phase --quantity stages --x theta.nu[1]=0.5:2:4 --y length=4,6,10 --gamma 0 --points 1024",
+            )
+            .arg(Arg::new("x").long("x").value_name("RANGE").help("The parameter across, like theta.nu=0.5:4:40"))
+            .arg(Arg::new("y").long("y").value_name("RANGE").help("The parameter upwards, like length=log:10:1e6:20"))
+            .arg(Arg::new("quantity").long("quantity").value_name("NAME").help(format!(
+                "{} [default: optimal-loss]",
+                Quantity::ALL.map(Quantity::name).join(" | ")
+            )))
+            .arg(Arg::new("resume").long("resume").value_name("FOLDER").help("Go on with the unfinished diagram in this folder"))
+            .args(spec_flags())
+            .args(run_flags()),
+        )
+        .subcommand(
+            command(
                 "prune",
                 "Remove heads after training: the loss against their number",
                 "Trains first: the flow (default; with --initial random one for each of --replicas draws of keys in \
@@ -270,6 +312,12 @@ pub fn build() -> Command {
                  spectrum: growth rates along a flow.\n\
                  pruning: loss against the number of removed heads, for the three activations, an isotropic Gaussian theta and \
                  flips, after flows and after direct SGD from random keys (some minutes).\n\
+                 retrieval: Bayes risk and optimal losses over nu / sqrt(2 ln L) and log10 L up to 10^9 (flips, F = 1, H = 2).\n\
+                 heads: regret to Bayes over nu and H for the three activations (two flips: one head for each support point).\n\
+                 specialised: where the unspecialised point is stable, over mean and spread of theta.\n\
+                 stages: softmax, H = 4, two flips: where the second stage of specialization exists, over nu and L.\n\
+                 activations: optimal loss against nu for the three activations.\n\
+                 These five are phase diagrams, resumable like those of phase.\n\
                  These compute a run with defaults of their own, any field of which can be given, into a folder; \
                  --from draws it again.",
                 "Examples:\n  headflow figure comparison --from results/compare\n  headflow figure specialization\n  \
@@ -280,6 +328,7 @@ pub fn build() -> Command {
             )
             .arg(Arg::new("figure").value_name("NAME").required(true).help(FIGURES.join(" | ")))
             .arg(Arg::new("from").long("from").value_name("FOLDER").help("Draw from the results in this folder"))
+            .arg(Arg::new("resume").long("resume").value_name("FOLDER").help("Go on with the unfinished diagram in this folder"))
             .args(spec_flags())
             .args(run_flags()),
         )
@@ -337,5 +386,8 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
         figure: text("figure"),
         from: text("from").map(PathBuf::from),
         resume: text("resume").map(PathBuf::from),
+        x: text("x"),
+        y: text("y"),
+        quantity: text("quantity"),
     })
 }

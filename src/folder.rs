@@ -20,7 +20,7 @@ use tempfile::NamedTempFile;
 pub const CHECKPOINT: &str = "checkpoint.json";
 
 /// What runs write, the document first: without it a folder holds no result.
-const FILES: [&str; 15] = [
+const FILES: [&str; 27] = [
     "result.json",
     "series.csv",
     "series.npz",
@@ -36,6 +36,18 @@ const FILES: [&str; 15] = [
     "spectrum.svg",
     "pruning.png",
     "pruning.svg",
+    "phase.png",
+    "phase.svg",
+    "retrieval.png",
+    "retrieval.svg",
+    "heads.png",
+    "heads.svg",
+    "specialised.png",
+    "specialised.svg",
+    "stages.png",
+    "stages.svg",
+    "activations.png",
+    "activations.svg",
 ];
 
 /// Where runs go unless told otherwise.
@@ -77,7 +89,7 @@ impl RunFolder {
                 if path.join(CHECKPOINT).exists() && !force {
                     return Err(Error::unreadable(
                         path.display().to_string(),
-                        "holds an unfinished run: go on with simulate --resume, or add --force to drop it",
+                        "holds an unfinished run: go on with --resume, or add --force to drop it",
                     ));
                 }
                 let fresh = !path.exists();

@@ -406,16 +406,13 @@ impl Cells {
 
     /// What went wrong, with the index of the cell.
     pub fn failed(&self) -> Vec<(usize, &str)> {
-        let failure = |(i, cell): (usize, &Option<Result<f64, String>>)| match cell {
-            Some(Err(problem)) => Some((i, problem.clone())),
-            _ => None,
-        };
-        self.0
-            .iter()
-            .enumerate()
-            .filter_map(failure)
-            .map(|(i, _)| (i, self.0[i].as_ref().and_then(|c| c.as_ref().err()).map_or("", String::as_str)))
-            .collect()
+        let mut all = Vec::new();
+        for (i, cell) in self.0.iter().enumerate() {
+            if let Some(Err(problem)) = cell {
+                all.push((i, problem.as_str()));
+            }
+        }
+        all
     }
 
     /// Values, failures and gaps as null, in rows of `width`.
@@ -455,7 +452,10 @@ pub fn fill(
             if watch.interrupted() {
                 return Ok(());
             }
-            let found = pool.install(|| cell(index)).map_err(|e| e.to_string());
+            let found = pool.install(|| cell(index)).and_then(|value| {
+                if value.is_finite() { Ok(value) } else { Err(Error::invalid("phase", format!("the result is {value}"))) }
+            });
+            let found = found.map_err(|e| e.to_string());
             if watch.interrupted() && found.is_err() {
                 // Broken off, not failed.
                 return Ok(());

@@ -166,7 +166,7 @@ pub const FIELDS: &[Field] = &[
         "tolerance",
         Kind::Number,
         THEORY,
-        "Absolute error that a quadrature may make, 1e-13 to 1e-2 [default: 1e-8; bayes 1e-10; optimum 1e-7; phase 1e-6; prune 1e-4]",
+        "Absolute error that a quadrature may make, 1e-13 to 1e-2 [default: 1e-8; bayes 1e-10; optimum 1e-7; phase 1e-6; prune 3e-4]",
     ),
     field(
         "points",
@@ -179,7 +179,7 @@ pub const FIELDS: &[Field] = &[
         "scrambles",
         Kind::Count,
         THEORY,
-        "Independent scrambles, for standard errors [default: 8; loss, prune 16; stability 4; stages 1]",
+        "Independent scrambles, for standard errors [default: 8; loss 16; stability 4; stages, prune 1]",
     ),
     field(
         "method",
@@ -461,6 +461,9 @@ const MAX_TEST_SAMPLES: usize = 100_000_000;
 /// The most sets of heads at each number of removed ones.
 const MAX_SUBSETS: usize = 1_000_000;
 
+/// The error that losses may have after pruning: well below what a percent of a loss is.
+pub const PRUNE_TOLERANCE: f64 = 3e-4;
+
 /// The most starts of a search.
 const MAX_STARTS: usize = 100_000;
 
@@ -614,16 +617,14 @@ impl Spec {
             return Ok(self);
         }
         if self.points.is_none() {
-            // Pruning holds points for each number of heads.
-            let sets = if purpose == Purpose::Prune { heads } else { 1 };
-            let limit = DEFAULT_NUMBERS / (self.length * (heads + features) * sets);
+            let limit = DEFAULT_NUMBERS / (self.length * (heads + features));
             let most = match (purpose, self.initial) {
                 // One flow for each replica.
                 (Purpose::Compare, Initial::Random) => 1 << 13,
                 (Purpose::Compare, Initial::Given) => 1 << 15,
                 // A column of the Jacobian is two evaluations.
                 (Purpose::Stability | Purpose::Stages, _) => 1 << 14,
-                // One loss for each set of heads, and one flow for each start.
+                // One flow for each start.
                 (Purpose::Prune, _) => 1 << 13,
                 _ => 1 << 16,
             };
@@ -632,8 +633,8 @@ impl Spec {
         let scrambles = self.scrambles.unwrap_or(match purpose {
             Purpose::Loss => 16,
             Purpose::Stability => 4,
-            // Losses with different numbers of heads have different points: what heads cost must exceed the errors.
-            Purpose::Prune => 16,
+            // One flow with one set of points for each start.
+            Purpose::Prune => 1,
             // One flow with one pattern: scrambles may end in different, equivalent states.
             Purpose::Stages => 1,
             _ => 8,
@@ -664,7 +665,7 @@ impl Spec {
             Purpose::Bayes => 1e-10,
             Purpose::Optimum => 1e-7,
             Purpose::Phase => 1e-6,
-            Purpose::Prune => 1e-4,
+            Purpose::Prune => PRUNE_TOLERANCE,
             _ => 1e-8,
         };
         // Losses after pruning are a quadrature's, whatever computes the flow.

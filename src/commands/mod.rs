@@ -8,6 +8,7 @@ mod figure;
 mod flow;
 mod loss;
 mod optimum;
+mod phase;
 mod prune;
 mod simulate;
 mod stability;
@@ -49,6 +50,11 @@ pub fn run(request: &Request) -> Result<u8, Error> {
             ));
         }
     }
+    match (request.command.as_str(), request.figure.as_deref()) {
+        ("phase", _) => return phase::run(request),
+        ("figure", Some(name)) if phase::FIGURES.contains(&name) => return phase::figure(request, name),
+        _ => {}
+    }
     // Figures of the dynamics have defaults of their own, a resumed run its own spec.
     let own = request.figure.as_deref().and_then(dynamics::defaults);
     let spec = match (own, &request.resume) {
@@ -57,9 +63,7 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         (None, None) => Spec::from_map(&request.fields)?.complete(purpose)?,
     };
     if request.print_spec {
-        let document = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;
-        say(&to_text(&document));
-        return Ok(0);
+        return print_spec(&spec);
     }
     match request.command.as_str() {
         "flow" => flow::run(request, &spec),
@@ -73,6 +77,12 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "optimum" => optimum::run(request, &spec),
         _ => figure::run(request, &spec),
     }
+}
+
+fn print_spec(spec: &Spec) -> Result<u8, Error> {
+    let document = serde_json::to_value(spec).map_err(|e| Error::unreadable("spec", e))?;
+    say(&to_text(&document));
+    Ok(0)
 }
 
 /// When a run began.

@@ -6,18 +6,20 @@
 //!
 //! of one or more trained systems: flows, replicas of a simulation, or a given point. Losses are population
 //! losses of the limit at the trained overlaps, for simulations as well: those at finite `D` are higher by order
-//! `1 / D` (`theory/README.md` section 14).
+//! `1 / D` (`theory/README.md` section 18).
 
 use headflow::figures;
 use headflow::folder::RunFolder;
 use headflow::model::series::Series;
-use headflow::model::{Activation, Error, Estimate, OrderParameters, StopReason, Trajectory, mean_and_error};
+use headflow::model::{Activation, Attention, Error, Estimate, OrderParameters, StopReason, Trajectory, mean_and_error};
 use headflow::sims::ensemble::Replica;
 use headflow::sims::sgd::{Engine, Sgd};
-use headflow::spec::{Initial, Purpose, Spec};
+use headflow::spec::{EvaluatorKind, Initial, PRUNE_TOLERANCE, Purpose, Spec};
 use headflow::theory::flow::{self, Solution, Statistics};
-use headflow::theory::moments::{Coordinates, Evaluator, Mean};
+use headflow::theory::evaluators::Averages;
+use headflow::theory::moments::Coordinates;
 use headflow::theory::pruning::{self, Pruning};
+use headflow::theory::quadrature::{HeadMoments, Quadrature};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 use rayon::prelude::*;
 use serde_json::{Value, json};
@@ -28,45 +30,33 @@ use super::{Clock, document, drawn, ensemble_route, print, say, theory_route};
 use crate::cli::Request;
 use crate::progress::Progress;
 
-/// Memory that the points of all losses may take, in bytes.
-const MEMORY_LIMIT: usize = 8 << 30;
-
-/// The losses of points with any of the numbers of heads that pruning leaves.
-struct Losses {
-    /// The fewest heads.
-    fewest: usize,
-    /// From the fewest heads on, the scrambles for that number.
-    sets: Vec<Vec<QuasiMonteCarlo>>,
+/// The losses of one trained system with any set of its heads.
+enum Losses {
+    /// Moments of heads and pairs: a set is a sum.
+    Pairs(HeadMoments),
+    /// For each number of heads, from one on.
+    Sets(Vec<Quadrature>, OrderParameters, Attention),
 }
 
 impl Losses {
-    /// Points of their own: the flow has seen scramble 0, the losses are on those after it.
-    fn new(spec: &Spec) -> Result<Self, Error> {
-        let (heads, task, attention) = (spec.head_count(), spec.task()?, spec.attention());
-        let fewest = heads - spec.most_removed.unwrap_or(heads - 1);
-        let (points, scrambles) = (points(spec)?, spec.scrambles.unwrap_or(1) as u32);
-        let numbers: usize = (fewest..=heads).map(|heads| heads + task.features()).sum::<usize>() * task.length();
-        let bytes = numbers.saturating_mul(points).saturating_mul(scrambles as usize * size_of::<f32>());
-        if bytes > MEMORY_LIMIT {
-            return Err(Error::invalid(
-                "points",
-                format!(
-                    "{scrambles} scrambles of {points} points for each number of heads from {fewest} to {heads} need {} GiB, \
-                     above the limit of {} GiB; use fewer, or remove fewer heads (--most-removed)",
-                    bytes >> 30,
-                    MEMORY_LIMIT >> 30
-                ),
-            ));
-        }
-        let of = |heads| {
-            (1..=scrambles).map(|s| QuasiMonteCarlo::new(&task, heads, attention, points, spec.seed, s)).collect()
-        };
-        Ok(Self { fewest, sets: (fewest..=heads).map(of).collect::<Result<_, _>>()? })
+    fn of(spec: &Spec, point: &OrderParameters) -> Result<Self, Error> {
+        let (attention, task, heads) = (spec.attention(), spec.task()?, point.heads());
+        let tolerance = spec.tolerance.unwrap_or(PRUNE_TOLERANCE);
+        let quadrature = |heads| Quadrature::new(&task, heads, attention, tolerance);
+        Ok(match quadrature(heads)?.head_moments(&Coordinates::of(point, &attention)) {
+            Some(moments) => Self::Pairs(moments),
+            None => Self::Sets((1..=heads).map(quadrature).collect::<Result<_, _>>()?, point.clone(), attention),
+        })
     }
 
-    fn of(&self, at: &OrderParameters) -> Result<f64, Error> {
-        let sets = Mean::new(&self.sets[at.heads() - self.fewest])?;
-        Ok(sets.loss(&Coordinates::of(at, sets.attention())).value())
+    fn loss(&self, kept: &[usize]) -> Result<f64, Error> {
+        match self {
+            Self::Pairs(moments) => Ok(moments.loss(kept).value()),
+            Self::Sets(quadratures, point, attention) => {
+                let at = Coordinates::of(&point.kept(kept)?, attention);
+                Ok(quadratures[kept.len() - 1].evaluate(&at, false).loss.value())
+            }
+        }
     }
 }
 
@@ -133,7 +123,13 @@ fn flows(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
             (0..spec.replicas).map(draw).collect::<Result<_, Error>>()?
         }
     };
-    let set = QuasiMonteCarlo::new(&spec.task()?, spec.head_count(), spec.attention(), points(spec)?, spec.seed, 0)?;
+    let set = match spec.evaluator {
+        Some(EvaluatorKind::Quadrature) => Averages::Exact(spec.quadrature()?),
+        _ => {
+            let (task, heads) = (spec.task()?, spec.head_count());
+            Averages::Sampled(QuasiMonteCarlo::new(&task, heads, spec.attention(), points(spec)?, spec.seed, 0)?)
+        }
+    };
     let options = spec.flow_options();
     let progress = Progress::new("flows", starts.len() as u64 * flow::PROGRESS, false, quiet);
     let mut solutions: Vec<Solution> = Vec::new();
@@ -164,13 +160,16 @@ fn flows(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
 }
 
 /// Each trained system's losses, in order.
-fn pruned(spec: &Spec, losses: &Losses, systems: &[OrderParameters], quiet: bool) -> Result<Vec<Pruning>, Error> {
+fn pruned(spec: &Spec, systems: &[OrderParameters], quiet: bool) -> Result<Vec<Pruning>, Error> {
     let most = spec.most_removed.unwrap_or_else(|| spec.head_count() - 1);
     let sets = pruning::sets(spec.head_count(), spec.subsets, most);
     let progress = Progress::new("pruning", systems.len() as u64 * sets, false, quiet);
     systems
         .iter()
-        .map(|point| pruning::prune(point, spec.subsets, most, spec.seed, &|at| losses.of(at), &progress))
+        .map(|point| {
+            let losses = Losses::of(spec, point)?;
+            pruning::prune_sets(point.heads(), spec.subsets, most, spec.seed, &|kept| losses.loss(kept), &progress)
+        })
         .collect()
 }
 
@@ -332,9 +331,9 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let mut folder = RunFolder::prepare(request.out.as_deref(), "prune", request.force)?;
     // What cannot be had is said before the training.
-    let losses = Losses::new(spec)?;
+    Quadrature::new(&spec.task()?, spec.head_count(), spec.attention(), spec.tolerance.unwrap_or(PRUNE_TOLERANCE))?;
     let trained = train(spec, request.quiet)?;
-    let all = pruned(spec, &losses, &trained.systems, request.quiet)?;
+    let all = pruned(spec, &trained.systems, request.quiet)?;
     let pruning = entry(spec, &trained, &all);
     let files = if trained.series.is_empty() {
         "result.json"
@@ -358,7 +357,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
 pub fn defaults() -> Value {
     json!({
         "initial": "random", "dimension": 300, "replicas": 20, "gamma": 0.5, "tau": 600.0, "records": 13,
-        "points": 4096, "scrambles": 16, "theta": {"kind": "gaussian", "mean": [0.0, 0.0], "sd": [2.0, 2.0]}, "heads": 6,
+        "points": 4096, "theta": {"kind": "gaussian", "mean": [0.0, 0.0], "sd": [2.0, 2.0]}, "heads": 6,
     })
 }
 
@@ -419,7 +418,7 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
                         }
                         let spec = completed(Value::Object(own), Purpose::Prune, request)?;
                         let trained = train(&spec, request.quiet)?;
-                        let all = pruned(&spec, &Losses::new(&spec)?, &trained.systems, request.quiet)?;
+                        let all = pruned(&spec, &trained.systems, request.quiet)?;
                         if !request.quiet && !request.json {
                             say(&format!(
                                 "{title}, {}: {}{}",

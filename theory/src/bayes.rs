@@ -26,7 +26,7 @@ use crate::quadrature::{SCRAMBLES, STANDARD_ERRORS, check_tolerance, refined};
 const POINTS: usize = 1 << 14;
 
 /// Width of the bins in which a law of `lambda` is condensed, and nodes that a bin keeps: what is averaged is analytic for
-/// `|Im lambda| < pi/2`, so that a Gauss rule in a bin is off by about `(4 pi / BIN)^{-2 KEPT}`, below rounding.
+/// `|Im lambda| < pi/2`, so that a Gauss rule in a bin is off by about `(2 pi / BIN)^{-2 KEPT} = 1e-14`.
 const BIN: f64 = 0.25;
 const KEPT: usize = 5;
 

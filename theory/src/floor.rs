@@ -44,11 +44,11 @@ pub fn floor(task: &Task, heads: usize, attention: &Attention, bayes_risk: f64) 
         }
     };
     // On the symmetric part of theta alone: better where there is little of it.
-    let total = g * heads as f64;
+    let of_one = attention.aggregation == Aggregation::Mean || heads == 1;
     let of_part = match attention.activation {
-        Activation::Softmax if total == 1.0 => s * 0.25 * length / (length - 1.0),
-        Activation::BayesSoftmax if single && total == 1.0 => s * 0.25 * length / (length - 1.0),
-        Activation::Softmax1 if total == 1.0 => s * 0.25,
+        Activation::Softmax if of_one => s * 0.25 * length / (length - 1.0),
+        Activation::BayesSoftmax if single => s * 0.25 * length / (length - 1.0),
+        Activation::Softmax1 if of_one => s * 0.25,
         _ => 0.0,
     };
     bound.max(of_part).max(bayes_risk)

@@ -57,7 +57,8 @@ const ROUNDING: f64 = 1e-14;
 const SAME_RELATIVE: f64 = 1e-6;
 const SAME_ABSOLUTE: f64 = 1e-9;
 
-/// Range of the sizes of random keys, in units of the root mean square of `theta`.
+/// Range of the sizes of random keys, in units of the root mean square of `theta`; the lower end is divided by `1 + 0.3` times
+/// that, since softmax's best keys shrink as the signal grows.
 const SIZES: (f64, f64) = (0.3, 1.5);
 
 /// Standard deviation of the biases about `-|k|^2/2` at the start.
@@ -386,7 +387,9 @@ impl<'a> Starts<'a> {
             let places = self.places(for_support);
             noise * JITTER + DMatrix::from_fn(heads, features, |h, f| self.support[places[h]][f])
         } else {
-            noise * (SIZES.0 * (SIZES.1 / SIZES.0).powf(first[0]))
+            let largest = self.size.iter().copied().fold(0.0, f64::max);
+            let (low, high) = (SIZES.0 / (1.0 + 0.3 * largest), SIZES.1);
+            noise * (low * (high / low).powf(first[0]))
         };
         let at_zero = number % 4 == 2;
         let b: Vec<f64> = (0..heads)

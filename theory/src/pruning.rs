@@ -1,4 +1,4 @@
-//! The loss after heads are removed (`theory/README.md` section 14).
+//! The loss after heads are removed (`theory/README.md` section 18).
 //!
 //! A set `S` of heads goes after training, the others stay as they are:
 //!
@@ -101,7 +101,21 @@ pub fn prune(
     loss: &(dyn Fn(&OrderParameters) -> Result<f64, Error> + Sync),
     watch: &dyn Watch,
 ) -> Result<Pruning, Error> {
-    let heads = point.heads();
+    prune_sets(point.heads(), most_subsets, most_removed, seed, &|kept| loss(&point.kept(kept)?), watch)
+}
+
+/// [`prune`], with the loss as a function of the heads that are left: where losses of many sets have work in common.
+///
+/// # Errors
+/// As [`prune`].
+pub fn prune_sets(
+    heads: usize,
+    most_subsets: usize,
+    most_removed: usize,
+    seed: u64,
+    loss: &(dyn Fn(&[usize]) -> Result<f64, Error> + Sync),
+    watch: &dyn Watch,
+) -> Result<Pruning, Error> {
     check(heads, most_subsets, most_removed)?;
     let rows = (0..=most_removed).map(|removed| {
         let (kept, exhaustive) = kept_sets(heads, removed, most_subsets, seed);
@@ -111,7 +125,7 @@ pub fn prune(
                 if watch.interrupted() {
                     return Err(Error::invalid("prune", "interrupted"));
                 }
-                let value = loss(&point.kept(kept)?)?;
+                let value = loss(kept)?;
                 watch.advance(1);
                 if value.is_finite() {
                     Ok(value)

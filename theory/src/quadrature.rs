@@ -40,7 +40,7 @@ const MARGIN: f64 = 4.5;
 /// The check's `Lambda`, as a fraction.
 const COARSER: f64 = 0.75;
 
-/// Times that `Lambda` is raised.
+/// Values of `Lambda` that are tried, each above the one before.
 const REFINEMENTS: usize = 5;
 
 /// By how much.
@@ -52,8 +52,9 @@ const SAFETY: f64 = 10.0;
 /// Rounding of a sum of many terms.
 const ROUNDING: f64 = 2e-15;
 
-/// Most multiplications of one evaluation.
-const MOST_WORK: f64 = 2e11;
+/// Most multiplications of one evaluation, and most points `(t, t')` of a pair (a dozen matrices of that size are held).
+const MOST_WORK: f64 = 5e10;
+const MOST_POINTS: f64 = 2e6;
 
 /// Scrambles of the quasi-Monte Carlo rule, and its first and last number of points.
 pub(crate) const SCRAMBLES: u32 = 8;
@@ -82,6 +83,34 @@ pub struct Gradient {
     pub r: DMatrix<f64>,
     /// In the biases that enter the scores, length `H`.
     pub b: Vec<f64>,
+}
+
+/// The moments of each head and each pair of heads under softmax or softmax1, of which the loss of any set of heads is made:
+/// `E = 1 - 2 g sum_h E[A_h,eps] + g^2 sum_hh' E[sum_l A_hl A_h'l]`, `g = 1 / heads` for mean, 1 for sum.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeadMoments {
+    /// `E[A_h,eps]`, length `H`.
+    pub relevant: Vec<f64>,
+    /// `E[sum_l A_hl A_h'l]`, `H x H`.
+    pub products: DMatrix<f64>,
+    /// Estimated error of each.
+    pub error_estimate: f64,
+    aggregation: Aggregation,
+}
+
+impl HeadMoments {
+    /// The loss of the heads `kept` alone.
+    pub fn loss(&self, kept: &[usize]) -> Loss {
+        let g = match self.aggregation {
+            Aggregation::Mean => 1.0 / kept.len() as f64,
+            Aggregation::Sum => 1.0,
+        };
+        let products = kept.iter().flat_map(|&h| kept.iter().map(move |&k| self.products[(h, k)]));
+        Loss {
+            attention_on_relevant: g * kept.iter().map(|&h| self.relevant[h]).sum::<f64>(),
+            second_moment: g * g * products.sum::<f64>(),
+        }
+    }
 }
 
 /// A loss, what it is made of, and how exact it is.
@@ -201,6 +230,35 @@ impl Quadrature {
         self.met(self.evaluate(at, true))
     }
 
+    /// The moments of all heads and pairs at a point, the best that can be had; none for bayes-softmax, whose heads are
+    /// normalised against each other.
+    pub fn head_moments(&self, at: &Coordinates) -> Option<HeadMoments> {
+        if self.attention.activation == Activation::BayesSoftmax {
+            return None;
+        }
+        let (r, heads) = (at.r(), self.heads);
+        let of = |lambda| {
+            let parts = self.contributions(at, &r, self.precision(lambda), false)?;
+            let mut found = (vec![0.0; heads], DMatrix::zeros(heads, heads));
+            for part in parts {
+                let [h, k] = part.heads;
+                if h == k {
+                    found.0[h] = part.first;
+                }
+                found.1[(h, k)] = part.second;
+                found.1[(k, h)] = part.second;
+            }
+            Some(found)
+        };
+        let distance = |a: &(Vec<f64>, DMatrix<f64>), b: &(Vec<f64>, DMatrix<f64>)| {
+            let first = a.0.iter().zip(&b.0).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+            [first, (&a.1 - &b.1).amax()]
+        };
+        let ((relevant, products), errors) = refined(self.tolerance, of, distance)?;
+        let error_estimate = errors[0].max(errors[1]) + ROUNDING;
+        Some(HeadMoments { relevant, products, error_estimate, aggregation: self.attention.aggregation })
+    }
+
     fn met(&self, evaluation: Evaluation) -> Result<Evaluation, Error> {
         let reached = evaluation.error_estimate.max(evaluation.gradient_error_estimate);
         if reached <= self.tolerance {
@@ -261,19 +319,20 @@ impl Quadrature {
     fn at_precision(&self, at: &Coordinates, r: &DMatrix<f64>, lambda: f64, gradient: bool) -> Option<Evaluation> {
         match self.attention.activation {
             Activation::BayesSoftmax => self.shared_at(at, r, self.precision(lambda), gradient, &Rule::Tensor),
-            activation => self.pairs_at(at, r, self.precision(lambda), gradient, activation == Activation::Softmax1),
+            _ => self.pairs_at(at, r, self.precision(lambda), gradient),
         }
     }
 
-    fn pairs_at(
+    /// What each head and each pair contributes; none where that would take too much work.
+    fn contributions(
         &self,
         at: &Coordinates,
         r: &DMatrix<f64>,
         precision: Precision,
         gradient: bool,
-        leak: bool,
-    ) -> Option<Evaluation> {
+    ) -> Option<Vec<Contribution>> {
         let (g, heads) = (self.scale(), self.heads);
+        let leak = self.attention.activation == Activation::Softmax1;
         // A pair stands for both of its orders.
         let ask = |second: f64| pairs::Question {
             m: &at.m,
@@ -287,14 +346,25 @@ impl Quadrature {
         };
         let tasks: Vec<[usize; 2]> = (0..heads).flat_map(|h| (0..=h).map(move |k| [h, k])).collect();
         let question = ask(2.0);
-        let work: f64 = tasks.iter().filter(|[h, k]| h != k).map(|&[h, k]| pairs::work(&question, h, k)).sum();
-        if work > MOST_WORK {
-            return None;
+        let mut work = 0.0;
+        for &[h, k] in tasks.iter().filter(|[h, k]| h != k) {
+            let (own, points) = pairs::work(&question, h, k);
+            work += own;
+            if work > MOST_WORK || points > MOST_POINTS {
+                return None;
+            }
         }
-        let parts: Vec<Contribution> = tasks
-            .par_iter()
-            .map(|&[h, k]| if h == k { pairs::single(&ask(1.0), h) } else { pairs::pair(&question, h, k) })
-            .collect();
+        Some(
+            tasks
+                .par_iter()
+                .map(|&[h, k]| if h == k { pairs::single(&ask(1.0), h) } else { pairs::pair(&question, h, k) })
+                .collect(),
+        )
+    }
+
+    fn pairs_at(&self, at: &Coordinates, r: &DMatrix<f64>, precision: Precision, gradient: bool) -> Option<Evaluation> {
+        let (g, heads) = (self.scale(), self.heads);
+        let parts = self.contributions(at, r, precision, gradient)?;
         let mut loss = Loss::default();
         let mut sum = Gradient {
             m: DMatrix::zeros(heads, self.task.features()),

@@ -414,8 +414,8 @@ fn ordered(question: &Question, h: usize, k: usize) -> [usize; 2] {
     if cost([h, k]) <= cost([k, h]) { [h, k] } else { [k, h] }
 }
 
-/// Multiplications that [`pair`] takes, for a bound on what is tried.
-pub(super) fn work(question: &Question, h: usize, k: usize) -> f64 {
+/// Multiplications that [`pair`] takes, and the points of its largest lattice, for bounds on what is tried.
+pub(super) fn work(question: &Question, h: usize, k: usize) -> (f64, f64) {
     let heads = ordered(question, h, k);
     let components = question.signals.components(&question.rows(heads), question.precision);
     let (along, across) = sizes(&question.scores(heads), question.precision);
@@ -423,9 +423,9 @@ pub(super) fn work(question: &Question, h: usize, k: usize) -> f64 {
         .iter()
         .map(|c| {
             let [u, v] = question.lattices(heads, ranges(question, heads, c)).map(|lattice| lattice.len() as f64);
-            u * along * v + v * along * across
+            (u * along * v + v * along * across, u * v)
         })
-        .sum()
+        .fold((0.0, 0.0), |(work, points), (own, here)| (work + own, here.max(points)))
 }
 
 fn ranges(question: &Question, heads: [usize; 2], component: &Component) -> [(f64, f64); 2] {
