@@ -37,7 +37,10 @@ fn main() -> ExitCode {
                 .build_global()
                 .map_err(|e| Error::invalid("threads", e.to_string()))?;
         }
-        progress::catch_interrupts();
+        // These have no work to save: an interrupt ends them at once.
+        if !["loss", "bayes", "doctor"].contains(&request.command.as_str()) {
+            progress::catch_interrupts();
+        }
         commands::run(&request)
     });
     match outcome {

@@ -179,7 +179,13 @@ impl Axis {
                 let part = i as f64 / (count - 1) as f64;
                 let value = if log { (from.ln() + part * (to / from).ln()).exp() } else { from + part * (to - from) };
                 // The ends are what was asked for.
-                if i == 0 { from } else if i + 1 == count { to } else { value }
+                if i == 0 {
+                    from
+                } else if i + 1 == count {
+                    to
+                } else {
+                    value
+                }
             };
             let mut values: Vec<f64> = (0..count).map(at).collect();
             if whole {
@@ -258,7 +264,9 @@ fn check_parameter(side: &str, field: &str) -> Result<(), Error> {
     if FIELDS.iter().any(|f| f.name == root) {
         return Err(Error::invalid(
             side,
-            format!("{root} is not one number; parameters are numeric fields and parts of theta, like theta.nu or theta.nu[1]"),
+            format!(
+                "{root} is not one number; parameters are numeric fields and parts of theta, like theta.nu or theta.nu[1]"
+            ),
         ));
     }
     Err(Error::UnknownField { place: side.into(), name: field.into(), nearest: nearest(root, &names) })
@@ -346,7 +354,11 @@ pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64
             }
             let path = &flow.estimate.mean;
             if quantity == Quantity::FlowLoss {
-                return path.rows.last().map(|row| row[0]).ok_or_else(|| Error::invalid("times", "nothing was recorded"));
+                return path
+                    .rows
+                    .last()
+                    .map(|row| row[0])
+                    .ok_or_else(|| Error::invalid("times", "nothing was recorded"));
             }
             let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
             Ok(match quantity {
@@ -453,7 +465,11 @@ pub fn fill(
                 return Ok(());
             }
             let found = pool.install(|| cell(index)).and_then(|value| {
-                if value.is_finite() { Ok(value) } else { Err(Error::invalid("phase", format!("the result is {value}"))) }
+                if value.is_finite() {
+                    Ok(value)
+                } else {
+                    Err(Error::invalid("phase", format!("the result is {value}")))
+                }
             });
             let found = found.map_err(|e| e.to_string());
             if watch.interrupted() && found.is_err() {
@@ -569,7 +585,10 @@ mod tests {
         ];
         for (text, part) in cases {
             let message = Axis::parse("x", text).unwrap_err().to_string();
-            assert!(message.contains(part) && !message.contains('\n') && message.starts_with("x: "), "{text}: {message}");
+            assert!(
+                message.contains(part) && !message.contains('\n') && message.starts_with("x: "),
+                "{text}: {message}"
+            );
         }
         assert!(Quantity::parse("optimal_los").unwrap_err().to_string().contains("did you mean \"optimal-loss\""));
     }

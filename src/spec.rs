@@ -7,8 +7,8 @@
 use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, biases};
 use headflow_sims::ensemble;
 use headflow_sims::sgd::{Engine, Sgd, Start};
-use headflow_theory::flow::{self, Event, Method};
 use headflow_theory::evaluators::Averages;
+use headflow_theory::flow::{self, Event, Method};
 use headflow_theory::quadrature::{Quadrature, check_tolerance};
 use headflow_theory::quasi_monte_carlo::QuasiMonteCarlo;
 use headflow_theory::stages::Criteria;
@@ -611,7 +611,10 @@ impl Spec {
             }
             self.starts = Some(starts);
         } else if self.starts.is_some() {
-            return Err(Error::invalid("starts", "belongs to a search for the lowest loss (optimum, phase); leave it out"));
+            return Err(Error::invalid(
+                "starts",
+                "belongs to a search for the lowest loss (optimum, phase); leave it out",
+            ));
         }
         if self.evaluator == Some(EvaluatorKind::Quadrature) {
             return Ok(self);
@@ -655,11 +658,12 @@ impl Spec {
             Purpose::Loss => self.attention != Activation::BayesSoftmax || rank(&self.point()?) <= 3,
             _ => false,
         };
-        let kind = self.evaluator.unwrap_or(if self.tolerance.is_some() && purpose != Purpose::Prune || exact && !sampled {
-            EvaluatorKind::Quadrature
-        } else {
-            EvaluatorKind::Qmc
-        });
+        let kind =
+            self.evaluator.unwrap_or(if self.tolerance.is_some() && purpose != Purpose::Prune || exact && !sampled {
+                EvaluatorKind::Quadrature
+            } else {
+                EvaluatorKind::Qmc
+            });
         self.evaluator = Some(kind);
         let default = match purpose {
             Purpose::Bayes => 1e-10,

@@ -3,6 +3,7 @@
 
 use headflow::model::{Quantity, Unwatched, mean_and_error};
 use headflow::spec::{Purpose, Spec};
+use headflow::theory::bayes::bayes_risk;
 use headflow::theory::flow::average;
 use headflow::theory::moments::{Coordinates, Evaluator};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
@@ -66,7 +67,9 @@ fn trajectories() {
 fn losses() {
     for case in cases(include_str!("reference/loss.json")) {
         let results = ["loss", "mean_attention_on_relevant", "second_moment", "refinement_difference"];
-        let spec = spec(&case, &results, Purpose::Loss);
+        let mut fields = case.clone();
+        fields["evaluator"] = "qmc".into();
+        let spec = spec(&fields, &results, Purpose::Loss);
         let point = spec.point().unwrap();
         let (task, attention) = (spec.task().unwrap(), spec.attention());
         let at = Coordinates::of(&point, &attention);
@@ -93,5 +96,28 @@ fn losses() {
             assert!(difference <= 5.0 * error, "{case}: {name} is {value} +- {error}");
             assert!(error < 2e-3, "{case}: {name} has the error {error}");
         }
+    }
+}
+
+/// The same losses by quadrature, and Bayes risks, to 1e-10 (or what the reference is good for).
+#[test]
+fn exact_numbers() {
+    for case in cases(include_str!("reference/loss.json")) {
+        let results = ["loss", "mean_attention_on_relevant", "second_moment", "refinement_difference"];
+        let mut fields = case.clone();
+        fields["tolerance"] = 1e-11.into();
+        let spec = spec(&fields, &results, Purpose::Loss);
+        let at = Coordinates::of(&spec.point().unwrap(), &spec.attention());
+        let found = spec.quadrature().unwrap().loss_to_tolerance(&at).unwrap().loss;
+        let bound = case["refinement_difference"].as_f64().unwrap().max(1e-10);
+        let parts = [found.value(), found.attention_on_relevant, found.second_moment];
+        for (name, value) in results.iter().zip(parts) {
+            assert!((value - case[*name].as_f64().unwrap()).abs() <= bound, "{case}: {name} = {value}");
+        }
+    }
+    for case in cases(include_str!("reference/bayes_risk.json")) {
+        let spec = spec(&case, &["bayes_risk", "precision"], Purpose::Bayes);
+        let found = bayes_risk(&spec.task().unwrap(), 1e-11).unwrap();
+        assert!((found.risk - case["bayes_risk"].as_f64().unwrap()).abs() <= 1e-10, "{case}: {found:?}");
     }
 }

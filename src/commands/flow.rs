@@ -4,11 +4,11 @@ use headflow::folder::RunFolder;
 use headflow::model::series::Series;
 use headflow::model::{Error, OrderParameters};
 use headflow::spec::Spec;
-use headflow::theory::flow::{self, Flow, Options};
 use headflow::theory::evaluators::Averages;
+use headflow::theory::flow::{self, Flow, Options};
 use serde_json::json;
 
-use super::{Clock, document, drawn, exit_code, last_state, print, theory_route};
+use super::{Clock, document, drawn, exit_code, last_state, missed, print, theory_route};
 use crate::cli::Request;
 use crate::progress::Progress;
 
@@ -27,15 +27,18 @@ pub fn integrate(
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let mut folder = RunFolder::prepare(request.out.as_deref(), "flow", request.force)?;
-    let flow = integrate(&spec.evaluators()?, &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
+    let evaluators = spec.evaluators()?;
+    let flow = integrate(&evaluators, &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
+    let missed = missed(spec, &evaluators);
     let series = [Series::of_estimate("theory", &flow.estimate, &flow.trace)];
     folder.write_series(&series, &[])?;
     let route = theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics);
-    let result = document("flow", spec, &clock, json!({"stop": flow.stop, "routes": [route]}))?;
+    let result =
+        document("flow", spec, &clock, json!({"stop": flow.stop, "routes": [route], "note": missed.trim_end()}))?;
     folder.write_document(&result)?;
     let figure = drawn(folder.path(), &result);
     let text = format!(
-        "{}{}\n{} steps ({} rejected), {} evaluations in {:.2} s\n{}: result.json, series.csv, series.npz{figure}\n",
+        "{}{}\n{missed}{} steps ({} rejected), {} evaluations in {:.2} s\n{}: result.json, series.csv, series.npz{figure}\n",
         last_state(&flow.estimate.mean, flow.estimate.standard_error.as_ref()),
         flow.stop.describe(),
         flow.statistics.steps,

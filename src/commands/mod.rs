@@ -21,6 +21,7 @@ use headflow::folder::to_text;
 use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory};
 use headflow::sims::ensemble::Ensemble;
 use headflow::spec::{Purpose, Spec, nearest};
+use headflow::theory::evaluators::Averages;
 use headflow::theory::flow::Statistics;
 use serde_json::{Map, Value, json};
 
@@ -121,6 +122,15 @@ fn document(command: &str, spec: &Spec, clock: &Clock, rest: Value) -> Result<Va
         document.extend(rest);
     }
     Ok(Value::Object(document))
+}
+
+/// A line on a quadrature that could not keep its tolerance everywhere.
+fn missed(spec: &Spec, evaluators: &[Averages]) -> String {
+    let worst = evaluators.iter().filter_map(Averages::missed).fold(0.0, f64::max);
+    if worst == 0.0 {
+        return String::new();
+    }
+    format!("the tolerance {:e} was missed on the way: errors up to {worst:.1e}\n", spec.tolerance.unwrap_or(f64::NAN))
 }
 
 /// What the document says of a trajectory: the reference files' names and shapes.

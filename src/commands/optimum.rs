@@ -2,40 +2,44 @@
 
 use headflow::folder::RunFolder;
 use headflow::model::Error;
-use headflow::spec::Spec;
+use headflow::phase::search;
+use headflow::spec::{EvaluatorKind, Spec};
 use headflow::theory::bayes::best_bayes_risk;
 use headflow::theory::floor::floor;
-use headflow::theory::optimum::{Minimum, Options, optimum};
+use headflow::theory::optimum::{Minimum, optimum};
+use headflow::theory::quadrature::{Quadrature, TIGHTEST};
 use nalgebra::DMatrix;
 use serde_json::{Value, json};
 
-use super::{Clock, document, print};
+use super::{Clock, document, missed, print};
 use crate::cli::Request;
 use crate::progress::Progress;
 
-/// Largest component of the gradient at a minimum, in units of the evaluator's tolerance.
-const GRADIENT: f64 = 3.0;
-
-/// How the lowest loss of a spec is searched for.
-pub fn options(spec: &Spec) -> Options {
-    Options {
-        starts: spec.starts.unwrap_or(16),
-        seed: spec.seed,
-        gradient_tolerance: spec.tolerance.map_or(1e-6, |t| (GRADIENT * t).max(1e-9)),
-        ..Options::default()
-    }
-}
+/// Losses at minima are evaluated to this part of the search's tolerance, where that can be had.
+const MORE_DIGITS: f64 = 1e-3;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let folder = request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "optimum", request.force)).transpose()?;
+    let folder =
+        request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "optimum", request.force)).transpose()?;
     let (task, attention, heads) = (spec.task()?, spec.attention(), spec.head_count());
     let evaluators = spec.evaluators()?;
     let evaluator = &evaluators[0];
-    let options = options(spec);
+    let options = search(spec);
     let progress = Progress::new("optimum", options.starts as u64, false, request.quiet);
-    let found = optimum(evaluator, &options, &progress)?;
+    let mut found = optimum(evaluator, &options, &progress)?;
     drop(progress);
+    if spec.evaluator == Some(EvaluatorKind::Quadrature) {
+        let tolerance = (spec.tolerance.unwrap_or(1e-7) * MORE_DIGITS).max(TIGHTEST);
+        let exact = Quadrature::new(&task, heads, attention, tolerance)?;
+        for minimum in &mut found.minima {
+            let evaluation = exact.evaluate(&minimum.at, false);
+            if evaluation.error_estimate <= tolerance {
+                minimum.loss = evaluation.loss.value();
+            }
+        }
+        found.minima.sort_by(|a, b| a.loss.total_cmp(&b.loss));
+    }
     let Some(best) = found.minima.first() else {
         return Err(Error::invalid(
             "starts",
@@ -66,7 +70,10 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         text += &found.lowest_unconverged.map(|l| format!(" (the lowest at {l:.10})")).unwrap_or_default();
         text.push('\n');
     }
+    let missed = missed(spec, &evaluators);
+    text += &missed;
     let mut values = of_minimum(best);
+    values["note"] = json!(missed.trim_end());
     values["minima"] = found.minima.iter().map(of_minimum).collect();
     values["bayes_risk"] = json!(risk);
     values["regret"] = json!(best.loss - risk);

@@ -89,7 +89,13 @@ enum End {
 }
 
 /// Computes what is missing of the panels in `folder`, which keeps it under `request`.
-fn compute(panels: &[Panel], request: &Value, folder: &mut RunFolder, from: Option<Cells>, quiet: bool) -> Result<End, Error> {
+fn compute(
+    panels: &[Panel],
+    request: &Value,
+    folder: &mut RunFolder,
+    from: Option<Cells>,
+    quiet: bool,
+) -> Result<End, Error> {
     let count: usize = panels.iter().map(Panel::len).sum();
     let mut cells = from.unwrap_or_else(|| Cells::empty(count));
     if cells.0.len() != count {
@@ -183,7 +189,10 @@ fn diagram(
     let all = match compute(panels, own, &mut folder, from, request.quiet || request.json)? {
         End::Done(cells) => split(panels, &cells),
         End::Interrupted => {
-            eprintln!("headflow: interrupted; to go on, give the same command line with --resume {}", folder.path().display());
+            eprintln!(
+                "headflow: interrupted; to go on, give the same command line with --resume {}",
+                folder.path().display()
+            );
             return Ok(130);
         }
     };
@@ -275,9 +284,8 @@ pub fn run(request: &Request) -> Result<u8, Error> {
     // All specs are looked at before any work.
     for &a in &x.values {
         for &b in &y.values {
-            at(&fields, quantity, &[(&x.field, a), (&y.field, b)]).map_err(|error| {
-                Error::unreadable(format!("at {} = {a}, {} = {b}", x.field, y.field), error)
-            })?;
+            at(&fields, quantity, &[(&x.field, a), (&y.field, b)])
+                .map_err(|error| Error::unreadable(format!("at {} = {a}, {} = {b}", x.field, y.field), error))?;
         }
     }
     let spec = at(&fields, quantity, &[(&x.field, x.values[0]), (&y.field, y.values[0])])?;
@@ -339,7 +347,10 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
         _ => &["theta", "attention", "bias", "aggregation"],
     };
     if let Some(field) = scanned.iter().find(|f| request.fields.contains_key(**f)) {
-        return Err(Error::invalid(*field, format!("figure {name} varies it, or needs its own; leave it out (or use phase)")));
+        return Err(Error::invalid(
+            *field,
+            format!("figure {name} varies it, or needs its own; leave it out (or use phase)"),
+        ));
     }
     let mut fields = Map::new();
     let defaults = match name {
@@ -394,11 +405,16 @@ fn with(fields: &Map<String, Value>, more: Value) -> Map<String, Value> {
 
 /// Bayes and optimal losses over `nu / sqrt(2 ln L)` and `log10 L`: flips, one feature, two heads.
 fn retrieval(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
-    let cases = [(None, "Bayes (and bayes-softmax, H = 2)"), (Some(Activation::Softmax), "softmax"), (Some(Activation::Softmax1), "softmax1")];
+    let cases = [
+        (None, "Bayes (and bayes-softmax, H = 2)"),
+        (Some(Activation::Softmax), "softmax"),
+        (Some(Activation::Softmax1), "softmax1"),
+    ];
     cases
         .into_iter()
         .map(|(activation, title)| {
-            let (x, y) = (axis("ratio", evenly(0.4, 2.0, 17), false), axis("log10 length", evenly(1.0, 9.0, 17), false));
+            let (x, y) =
+                (axis("ratio", evenly(0.4, 2.0, 17), false), axis("log10 length", evenly(1.0, 9.0, 17), false));
             let quantity = if activation.is_some() { Quantity::OptimalLoss } else { Quantity::BayesRisk };
             let attention = activation.unwrap_or(Activation::BayesSoftmax).name();
             let fields = with(fields, json!({"theta": {"kind": "flip", "nu": [1.0]}, "attention": attention}));
@@ -438,7 +454,8 @@ fn heads(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
     Activation::ALL
         .into_iter()
         .map(|activation| {
-            let fields = with(fields, json!({"theta": {"kind": "flip", "nu": [1.0, 1.0]}, "attention": activation.name()}));
+            let fields =
+                with(fields, json!({"theta": {"kind": "flip", "nu": [1.0, 1.0]}, "attention": activation.name()}));
             let (x, y) = (axis("theta.nu", evenly(0.5, 4.0, 8), false), axis("heads", evenly(1.0, 6.0, 6), false));
             let (signals, counts) = (x.values.clone(), y.values.clone());
             let cell = move |i: usize, j: usize| {
@@ -468,7 +485,8 @@ fn specialised(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         .map(|activation| {
             let theta = json!({"kind": "gaussian", "mean": [0.0], "sd": [1.0]});
             let fields = with(fields, json!({"theta": theta, "attention": activation.name()}));
-            let (x, y) = (axis("theta.mean", evenly(0.0, 3.0, 16), false), axis("theta.sd", evenly(0.2, 3.0, 15), false));
+            let (x, y) =
+                (axis("theta.mean", evenly(0.0, 3.0, 16), false), axis("theta.sd", evenly(0.2, 3.0, 15), false));
             let (means, spreads) = (x.values.clone(), y.values.clone());
             let cell = move |i: usize, j: usize| {
                 let values = [("theta.mean", means[i]), ("theta.sd", spreads[j])];
@@ -528,7 +546,11 @@ fn split_rate(length: usize, signal: f64, ratio: f64) -> Result<f64, Error> {
     // The descent that the flow makes from small keys, in one coordinate.
     let slope = |kappa: f64| -> Result<f64, Error> {
         use headflow::theory::moments::Evaluator;
-        let at = Coordinates { m: DMatrix::from_row_slice(2, 1, &[kappa, -kappa]), c: DMatrix::zeros(2, 2), b: vec![0.0; 2] };
+        let at = Coordinates {
+            m: DMatrix::from_row_slice(2, 1, &[kappa, -kappa]),
+            c: DMatrix::zeros(2, 2),
+            b: vec![0.0; 2],
+        };
         Ok(pair.moments(&at).gx[(0, 0)])
     };
     let (mut low, mut high) = (0.05, 0.1);

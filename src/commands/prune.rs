@@ -11,12 +11,14 @@
 use headflow::figures;
 use headflow::folder::RunFolder;
 use headflow::model::series::Series;
-use headflow::model::{Activation, Attention, Error, Estimate, OrderParameters, StopReason, Trajectory, mean_and_error};
+use headflow::model::{
+    Activation, Attention, Error, Estimate, OrderParameters, StopReason, Trajectory, mean_and_error,
+};
 use headflow::sims::ensemble::Replica;
 use headflow::sims::sgd::{Engine, Sgd};
 use headflow::spec::{EvaluatorKind, Initial, PRUNE_TOLERANCE, Purpose, Spec};
-use headflow::theory::flow::{self, Solution, Statistics};
 use headflow::theory::evaluators::Averages;
+use headflow::theory::flow::{self, Solution, Statistics};
 use headflow::theory::moments::Coordinates;
 use headflow::theory::pruning::{self, Pruning};
 use headflow::theory::quadrature::{HeadMoments, Quadrature};

@@ -4,8 +4,8 @@ use headflow::folder::RunFolder;
 use headflow::model::{Activation, Bias, Error, Watch};
 use headflow::spec::{At, Spec};
 use headflow::theory::escape::{Escape, Rates, departure};
-use headflow::theory::moments::Coordinates;
 use headflow::theory::evaluators::Averages;
+use headflow::theory::moments::Coordinates;
 use headflow::theory::stability::{Stability, check_stationary, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
 use nalgebra::DMatrix;
@@ -297,12 +297,7 @@ impl Answer {
 }
 
 /// The escapes of the growing specialising families of a linearisation at `m = 0`.
-fn escapes(
-    spec: &Spec,
-    stability: &Stability,
-    gamma: f64,
-    evaluators: &[Averages],
-) -> Result<Vec<Leaving>, Error> {
+fn escapes(spec: &Spec, stability: &Stability, gamma: f64, evaluators: &[Averages]) -> Result<Vec<Leaving>, Error> {
     let (size, noise) = (spec.key_scale * spec.key_scale, gamma / spec.batch as f64);
     let b0 = spec.b0.clone().unwrap_or_else(|| vec![0.0; spec.head_count()]);
     let mut all = Vec::new();

@@ -20,7 +20,7 @@ use statrs::function::gamma::ln_gamma;
 use crate::quadrature::lattice::Precision;
 use crate::quadrature::shared::{self, Law, Rule};
 use crate::quadrature::signals::{Component, gaussian, support};
-use crate::quadrature::{SCRAMBLES, STANDARD_ERRORS, check_tolerance, refined};
+use crate::quadrature::{POINTS_PER_TOKEN, SCRAMBLES, STANDARD_ERRORS, check_tolerance, refined};
 
 /// Points of a quasi-Monte Carlo rule.
 const POINTS: usize = 1 << 14;
@@ -74,12 +74,31 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
         let identity = square - relevant;
         return Ok(BayesRisk { risk: 1.0 - relevant, identity, error_estimate: error.max(identity.abs()) + 1e-15 });
     }
+    // Fewer points than tokens do not hold the largest of those.
+    if tokens * POINTS_PER_TOKEN > POINTS as f64 {
+        return Err(Error::invalid(
+            "theta",
+            format!(
+                "has too many support points in too many directions for the Bayes risk of {tokens} tokens: it is sampled above \
+                 three directions, which needs at most {} tokens",
+                POINTS as f64 / POINTS_PER_TOKEN
+            ),
+        ));
+    }
     let precision = Precision { lambda: 20.0, tokens };
     let all: Vec<[f64; 2]> =
         (0..SCRAMBLES).filter_map(|scramble| weight.sampled_moments(precision, scramble)).collect();
+    if all.len() < 2 {
+        return Err(Error::invalid(
+            "theta",
+            "has signals too large for the Bayes risk: it is 0 to any precision, or use fewer support points",
+        ));
+    }
     let (relevant, error) = mean_and_error(all.iter().map(|m| m[0]));
     let (square, _) = mean_and_error(all.iter().map(|m| m[1]));
-    Ok(BayesRisk { risk: 1.0 - relevant, identity: square - relevant, error_estimate: STANDARD_ERRORS * error })
+    let identity = square - relevant;
+    let error_estimate = STANDARD_ERRORS * error + identity.abs();
+    Ok(BayesRisk { risk: (1.0 - relevant).clamp(0.0, task.uniform_loss()), identity, error_estimate })
 }
 
 /// How `lambda = ln w(x)` is made.
@@ -235,29 +254,27 @@ fn log_average(dimension: usize, kappa: f64) -> f64 {
     let step = 0.1 / (power / 10.0).sqrt().max(1.0);
     let reach = 40.0 / power.min(1.0).max(power.sqrt().min(1.0)) + 0.5 * (1.0 + kappa).ln();
     let last = (reach / step).ceil() as i64;
-    let (mut above, mut below) = (0.0, 0.0);
-    for i in -last..=last {
-        let y = i as f64 * step;
-        let density = (-power * (y.abs() + (-2.0 * y.abs()).exp().ln_1p() - std::f64::consts::LN_2)).exp();
-        // tanh y - 1 without cancellation.
-        above += density * (-2.0 * kappa / (1.0 + (2.0 * y).exp())).exp();
-        below += density;
-    }
-    kappa + (above / below).ln()
+    let log_density = |y: f64| -power * (y.abs() + (-2.0 * y.abs()).exp().ln_1p() - std::f64::consts::LN_2);
+    // tanh y - 1 without cancellation.
+    let log_weight = |y: f64| log_density(y) - 2.0 * kappa / (1.0 + (2.0 * y).exp());
+    let nodes = || (-last..=last).map(|i| i as f64 * step);
+    let top = nodes().map(log_weight).fold(f64::NEG_INFINITY, f64::max);
+    let above: f64 = nodes().map(|y| (log_weight(y) - top).exp()).sum();
+    let below: f64 = nodes().map(|y| log_density(y).exp()).sum();
+    kappa + top + (above / below).ln()
 }
 
 impl TokenWeight {
     fn of(theta: &Theta) -> Self {
         match theta {
             Theta::Flip { nu } => Self::Separable(nu.iter().filter(|v| **v != 0.0).map(|v| Factor::Flip(*v)).collect()),
+            Theta::Sphere { nu, features: 1 } => Self::Separable(vec![Factor::Flip(*nu)]),
             Theta::Sphere { nu, features } if *features > 1 && *nu > 0.0 => {
                 Self::Radial(*features, Radial::Sphere(*nu))
             }
             _ => match (gaussian(theta), support(theta)) {
                 (Some((mean, covariance)), _) => Self::of_gaussian(&mean, covariance),
-                (None, Ok(Some(points))) => {
-                    Self::Points(points.into_iter().map(|c| (c.weight, c.mean)).collect())
-                }
+                (None, Ok(Some(points))) => Self::Points(points.into_iter().map(|c| (c.weight, c.mean)).collect()),
                 // A support beyond the limit of a quadrature: every point, unmerged.
                 _ => match theta {
                     Theta::Discrete { points, weights } => Self::Points(
@@ -300,9 +317,9 @@ impl TokenWeight {
                     // Without what neither kind of token ever meets.
                     nodes = condensed(sums.filter(|(w, l)| w + l.max(0.0) > -precision.of_token() - 10.0));
                 }
-                Some(of_nodes(&nodes, precision))
+                of_nodes(&nodes, precision)
             }
-            Self::Radial(dimension, radial) => Some(of_nodes(&radial.rule(*dimension, precision), precision)),
+            Self::Radial(dimension, radial) => of_nodes(&radial.rule(*dimension, precision), precision),
         }
     }
 
@@ -351,7 +368,8 @@ fn gauss_rule(nodes: Vec<(f64, f64)>, center: f64) -> Vec<(f64, f64)> {
         let alpha = points.iter().zip(this).map(|((w, x), p)| w * x * p * p).sum::<f64>() / norm;
         let beta = if k == 0 { 0.0 } else { norm / before };
         jacobi[(k, k)] = alpha;
-        let next = points.iter().zip(this.iter().zip(last)).map(|((_, x), (p, q))| (x - alpha) * p - beta * q).collect();
+        let next =
+            points.iter().zip(this.iter().zip(last)).map(|((_, x), (p, q))| (x - alpha) * p - beta * q).collect();
         polynomials = [this.clone(), next];
         before = norm;
         kept = k + 1;
@@ -372,10 +390,8 @@ fn by_points(points: &[(f64, DVector<f64>)], precision: Precision, rule: &Rule) 
     let m = DMatrix::from_fn(points.len(), features, |h, f| points[h].1[f]);
     let r = &m * m.transpose();
     let b: Vec<f64> = points.iter().enumerate().map(|(h, (p, _))| p.ln() - 0.5 * r[(h, h)]).collect();
-    let components: Vec<_> = points
-        .iter()
-        .map(|(weight, mean)| Component { weight: *weight, mean: mean.clone() })
-        .collect();
+    let components: Vec<_> =
+        points.iter().map(|(weight, mean)| Component { weight: *weight, mean: mean.clone() }).collect();
     let question = shared::Question {
         m: &m,
         r: &r,
@@ -390,12 +406,12 @@ fn by_points(points: &[(f64, DVector<f64>)], precision: Precision, rule: &Rule) 
 }
 
 /// The moments of a law of `lambda` on nodes `(ln of weight, lambda)` of a token that is not relevant.
-fn of_nodes(nodes: &[(f64, f64)], precision: Precision) -> [f64; 2] {
+fn of_nodes(nodes: &[(f64, f64)], precision: Precision) -> Option<[f64; 2]> {
     let lambda: Vec<f64> = nodes.iter().map(|(_, l)| *l).collect();
     let background = Law { lambda: lambda.clone(), weights: nodes.iter().map(|(w, _)| w.exp()).collect() };
     let relevant = Law { lambda, weights: nodes.iter().map(|(w, l)| (w + l).exp()).collect() };
-    let found = shared::shared(&background, &relevant, 0.0, 1, [0.0; 2], precision);
-    [found.first, found.second]
+    let found = shared::shared(&background, &relevant, 0.0, [0.0; 2], precision)?;
+    Some([found.first, found.second])
 }
 
 #[cfg(test)]
@@ -440,7 +456,8 @@ mod tests {
         let cov = vec![vec![2.0, 0.6], vec![0.6, 0.5]];
         let tilted = one(Theta::Gaussian { mean: vec![0.0; 2], sd: None, cov: Some(cov.clone()) });
         let eigen = DMatrix::from_fn(2, 2, |i, j| cov[i][j]).symmetric_eigenvalues();
-        let straight = one(Theta::Gaussian { mean: vec![0.0; 2], sd: Some(vec![eigen[0].sqrt(), eigen[1].sqrt()]), cov: None });
+        let straight =
+            one(Theta::Gaussian { mean: vec![0.0; 2], sd: Some(vec![eigen[0].sqrt(), eigen[1].sqrt()]), cov: None });
         assert!((tilted - straight).abs() < 1e-11);
     }
 
@@ -477,7 +494,8 @@ mod tests {
     /// Condensing keeps the moments of every bin, and so any smooth average.
     #[test]
     fn condensing_keeps_averages() {
-        let nodes: Vec<(f64, f64)> = (0..5000).map(|i| (-1e-3 * f64::from(i), (f64::from(i) * 0.37).sin() * 3.0)).collect();
+        let nodes: Vec<(f64, f64)> =
+            (0..5000).map(|i| (-1e-3 * f64::from(i), (f64::from(i) * 0.37).sin() * 3.0)).collect();
         let few = condensed(nodes.iter().copied());
         assert!(few.len() < 150);
         for u in [0.01, 0.3, 2.0] {

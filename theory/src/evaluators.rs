@@ -16,6 +16,14 @@ pub enum Averages {
 }
 
 impl Averages {
+    /// The largest error that a quadrature made so far, by its own estimate, where it is above its tolerance.
+    pub fn missed(&self) -> Option<f64> {
+        match self {
+            Self::Sampled(_) => None,
+            Self::Exact(quadrature) => Some(quadrature.worst_error()).filter(|worst| *worst > quadrature.tolerance()),
+        }
+    }
+
     fn evaluator(&self) -> &dyn Evaluator {
         match self {
             Self::Sampled(points) => points,

@@ -675,14 +675,20 @@ fn widen<E: Evaluator>(evaluator: &E, mut group: Group, options: &Options, watch
 fn describe<E: Evaluator>(evaluator: &E, group: Group, same: Same) -> Minimum {
     let Group { parameters, point, outside, found, evaluations, .. } = group;
     let mut at = parameters.unpack(&point.y);
+    // One after the other: of two heads that do the same, only one can go.
+    let mut rest = at.clone();
     let on: Vec<bool> = (0..parameters.heads)
         .map(|head| {
             if !parameters.with_biases() || parameters.heads == 1 {
                 return true;
             }
-            let mut without = at.clone();
-            without.b[head] -= OFF;
-            !same.is(point.loss, evaluator.loss(&without).value())
+            let before = rest.b[head];
+            rest.b[head] -= OFF;
+            let needed = !same.is(point.loss, evaluator.loss(&rest).value());
+            if needed {
+                rest.b[head] = before;
+            }
+            needed
         })
         .collect();
     if parameters.with_biases() && parameters.activation == Activation::BayesSoftmax {

@@ -18,6 +18,9 @@ mod pairs;
 pub(crate) mod shared;
 pub(crate) mod signals;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use headflow_model::{Activation, Aggregation, Attention, Error, Task, mean_and_error};
 use nalgebra::DMatrix;
 use rayon::prelude::*;
@@ -52,14 +55,17 @@ const SAFETY: f64 = 10.0;
 /// Rounding of a sum of many terms.
 const ROUNDING: f64 = 2e-15;
 
-/// Most multiplications of one evaluation, and most points `(t, t')` of a pair (a dozen matrices of that size are held).
-const MOST_WORK: f64 = 5e10;
+/// Most multiplications of one evaluation, and most points `(t, t')` of a pair, or of a score (some are held at once).
+const MOST_WORK: f64 = 1e10;
 const MOST_POINTS: f64 = 2e6;
 
 /// Scrambles of the quasi-Monte Carlo rule, and its first and last number of points.
 pub(crate) const SCRAMBLES: u32 = 8;
 const FIRST_POINTS: usize = 1 << 11;
 const LAST_POINTS: usize = 1 << 15;
+
+/// Points of that rule for each token of a sequence: fewer do not hold the largest of its weights.
+pub(crate) const POINTS_PER_TOKEN: f64 = 8.0;
 
 /// Standard errors that count as the error of a quasi-Monte Carlo average.
 pub(crate) const STANDARD_ERRORS: f64 = 3.0;
@@ -72,6 +78,8 @@ pub struct Quadrature {
     attention: Attention,
     tolerance: f64,
     signals: Signals,
+    /// Bits of the largest error estimate so far: those of positive numbers are ordered like the numbers.
+    worst: Arc<AtomicU64>,
 }
 
 /// Derivatives of the population loss.
@@ -178,13 +186,22 @@ pub(crate) fn refined<T>(
     mut at: impl FnMut(f64) -> Option<T>,
     distance: impl Fn(&T, &T) -> [f64; 2],
 ) -> Option<(T, [f64; 2])> {
+    // A difference that is small by chance says nothing: never less than the steps were chosen for.
+    let estimate = |d: f64, ratio: f64, lambda: f64| (SAFETY * d.powf(ratio)).min(d).max(SAFETY * (-lambda).exp());
     let mut lambda = MARGIN - tolerance.ln();
     let mut ratio = 1.0 / COARSER;
     let mut finest = at(lambda * COARSER)?;
     let mut errors = None;
     for _ in 0..REFINEMENTS {
-        let Some(finer) = at(lambda) else { break };
-        let found = distance(&finer, &finest).map(|d| (SAFETY * d.powf(ratio)).min(d.max(ROUNDING)));
+        let Some(finer) = at(lambda) else {
+            // Too much work: a coarser check of what there is tells its error.
+            if errors.is_none() {
+                let coarser = at(lambda * COARSER * COARSER)?;
+                errors = Some(distance(&finest, &coarser).map(|d| estimate(d, ratio, lambda * COARSER)));
+            }
+            break;
+        };
+        let found = distance(&finer, &finest).map(|d| estimate(d, ratio, lambda));
         finest = finer;
         errors = Some(found);
         if found[0].max(found[1]) <= tolerance {
@@ -206,7 +223,20 @@ impl Quadrature {
             return Err(Error::invalid("heads", "there must be at least one"));
         }
         check_tolerance(tolerance)?;
-        Ok(Self { task: task.clone(), heads, attention, tolerance, signals: Signals::new(task.theta())? })
+        Ok(Self {
+            task: task.clone(),
+            heads,
+            attention,
+            tolerance,
+            signals: Signals::new(task.theta())?,
+            worst: Arc::default(),
+        })
+    }
+
+    /// The largest error estimate of all evaluations so far, of losses and gradients: whoever takes many, as a flow does, may
+    /// ask afterwards whether the tolerance was met throughout.
+    pub fn worst_error(&self) -> f64 {
+        f64::from_bits(self.worst.load(Ordering::Relaxed))
     }
 
     /// The tolerance that was asked for.
@@ -264,6 +294,16 @@ impl Quadrature {
         if reached <= self.tolerance {
             return Ok(evaluation);
         }
+        if !reached.is_finite() {
+            return Err(Error::invalid(
+                "tolerance",
+                format!(
+                    "{:e} cannot be met here: keys or signals this large (or, where bayes-softmax has r of rank above 3, \
+                     sequences this long) need more work than a quadrature may take; use a looser one, or evaluator qmc",
+                    self.tolerance
+                ),
+            ));
+        }
         let why = if self.attention.activation == Activation::BayesSoftmax {
             "; bayes-softmax is exact where r has rank 3 or less and no score varies by more than about 100"
         } else {
@@ -272,7 +312,7 @@ impl Quadrature {
         Err(Error::invalid(
             "tolerance",
             format!(
-                "{:.0e} cannot be met here: reached {reached:.1e} (loss {:.10}); ask for that{why}",
+                "{:e} cannot be met here: reached {reached:.1e} (loss {:.10}); ask for that{why}",
                 self.tolerance,
                 evaluation.loss.value()
             ),
@@ -281,10 +321,18 @@ impl Quadrature {
 
     /// The best that can be had at a point, with its error estimate, above the tolerance or not.
     pub fn evaluate(&self, at: &Coordinates, gradient: bool) -> Evaluation {
+        let evaluation = self.best(at, gradient);
+        let worst = evaluation.error_estimate.max(evaluation.gradient_error_estimate);
+        self.worst.fetch_max(worst.to_bits(), Ordering::Relaxed);
+        evaluation
+    }
+
+    fn best(&self, at: &Coordinates, gradient: bool) -> Evaluation {
         assert_eq!(at.m.shape(), (self.heads, self.task.features()), "m does not fit");
         assert_eq!(at.b.len(), self.heads, "b does not fit");
         let r = at.r();
-        let refined = refined(self.tolerance, |lambda| self.at_precision(at, &r, lambda, gradient), Evaluation::distance);
+        let refined =
+            refined(self.tolerance, |lambda| self.at_precision(at, &r, lambda, gradient), Evaluation::distance);
         if let Some((mut evaluation, [loss, of_gradient])) = refined {
             let rounding = ROUNDING * (1.0 + evaluation.loss.second_moment);
             evaluation.error_estimate = loss + rounding;
@@ -294,10 +342,16 @@ impl Quadrature {
         if self.attention.activation == Activation::BayesSoftmax {
             return self.by_quasi_monte_carlo(at, &r, gradient);
         }
-        let nan = f64::NAN;
+        self.nothing(gradient)
+    }
+
+    /// What there is where an evaluation would take too much work.
+    fn nothing(&self, gradient: bool) -> Evaluation {
+        let (nan, heads, features) = (f64::NAN, self.heads, self.task.features());
+        let matrix = |columns| DMatrix::from_element(heads, columns, nan);
         Evaluation {
             loss: Loss { attention_on_relevant: nan, second_moment: nan },
-            gradient: gradient.then(|| Gradient { m: at.m.map(|_| nan), r: r.map(|_| nan), b: vec![nan; self.heads] }),
+            gradient: gradient.then(|| Gradient { m: matrix(features), r: matrix(heads), b: vec![nan; heads] }),
             error_estimate: f64::INFINITY,
             gradient_error_estimate: if gradient { f64::INFINITY } else { 0.0 },
         }
@@ -317,6 +371,10 @@ impl Quadrature {
 
     /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work.
     fn at_precision(&self, at: &Coordinates, r: &DMatrix<f64>, lambda: f64, gradient: bool) -> Option<Evaluation> {
+        let shared = self.attention.activation == Activation::BayesSoftmax;
+        if self.signals.too_many(&at.m, self.precision(lambda), shared) {
+            return None;
+        }
         match self.attention.activation {
             Activation::BayesSoftmax => self.shared_at(at, r, self.precision(lambda), gradient, &Rule::Tensor),
             _ => self.pairs_at(at, r, self.precision(lambda), gradient),
@@ -347,8 +405,8 @@ impl Quadrature {
         let tasks: Vec<[usize; 2]> = (0..heads).flat_map(|h| (0..=h).map(move |k| [h, k])).collect();
         let question = ask(2.0);
         let mut work = 0.0;
-        for &[h, k] in tasks.iter().filter(|[h, k]| h != k) {
-            let (own, points) = pairs::work(&question, h, k);
+        for &[h, k] in &tasks {
+            let (own, points) = if h == k { pairs::single_work(&question, h) } else { pairs::work(&question, h, k) };
             work += own;
             if work > MOST_WORK || points > MOST_POINTS {
                 return None;
@@ -429,11 +487,18 @@ impl Quadrature {
     fn by_quasi_monte_carlo(&self, at: &Coordinates, r: &DMatrix<f64>, gradient: bool) -> Evaluation {
         // Steps in t need not be finer than what sampling reaches.
         let precision = self.precision(MARGIN - self.tolerance.max(1e-8).ln());
+        if self.signals.too_many(&at.m, precision, true) {
+            return self.nothing(gradient);
+        }
         let mut points = FIRST_POINTS;
         loop {
             let all: Vec<Evaluation> = (0..SCRAMBLES)
                 .filter_map(|s| self.shared_at(at, r, precision, gradient, &Rule::QuasiRandom(points, s)))
                 .collect();
+            let few = self.task.length() as f64 * POINTS_PER_TOKEN > LAST_POINTS as f64;
+            if all.len() < 2 || few {
+                return self.nothing(gradient);
+            }
             let errors = |pick: &dyn Fn(&Evaluation) -> Vec<f64>| -> f64 {
                 let rows: Vec<Vec<f64>> = all.iter().map(pick).collect();
                 (0..rows[0].len())

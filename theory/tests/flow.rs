@@ -345,7 +345,8 @@ fn the_cone_is_not_left() {
     let qmc = points(Activation::Softmax.into(), 64, 0);
     let times: Vec<f64> = (0..=50).map(|t| 0.1 * f64::from(t)).collect();
     // A noise term of the wrong sign drives r - m m^T out of the cone.
-    let shrinking = Altered(qmc, |_: &Coordinates, moments: &mut Moments| moments.gg = Some(DMatrix::identity(3, 3) * -0.1));
+    let shrinking =
+        Altered(qmc, |_: &Coordinates, moments: &mut Moments| moments.gg = Some(DMatrix::identity(3, 3) * -0.1));
     let solution = solve(&shrinking, &start(), &Options::new(1.0, times), &Unwatched).unwrap();
     let StopReason::LeftCone { time, .. } = solution.stop else { panic!("{:?}", solution.stop) };
     // The smallest eigenvalue of r - m m^T shrinks at about the rate 0.1.

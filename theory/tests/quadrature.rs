@@ -77,13 +77,22 @@ fn reference_gradients() {
 
 #[test]
 fn reference_bayes_risks() {
-    let texts =
-        [include_str!("../../tests/reference/bayes_risk.json"), include_str!("../../tests/reference/bayes_risk_more.json")];
+    let texts = [
+        include_str!("../../tests/reference/bayes_risk.json"),
+        include_str!("../../tests/reference/bayes_risk_more.json"),
+    ];
     for case in texts.into_iter().flat_map(cases) {
         let clock = std::time::Instant::now();
         let found = bayes_risk(&task(&case), 1e-11).unwrap();
         let difference = (found.risk - case["bayes_risk"].as_f64().unwrap()).abs();
-        println!("{} L = {}: off by {difference:.1e}, estimate {:.1e}, identity {:.1e}, {:?}", case["theta"], case["length"], found.error_estimate, found.identity, clock.elapsed());
+        println!(
+            "{} L = {}: off by {difference:.1e}, estimate {:.1e}, identity {:.1e}, {:?}",
+            case["theta"],
+            case["length"],
+            found.error_estimate,
+            found.identity,
+            clock.elapsed()
+        );
         assert!(difference <= 1e-10, "{case}: {found:?}");
         assert!(difference <= found.error_estimate + case["precision"].as_f64().unwrap() + 1e-12, "{case}: {found:?}");
     }
@@ -106,7 +115,10 @@ fn thetas() -> Vec<Theta> {
         Theta::Flip { nu: vec![1.8, 1.2] },
         Theta::Flip { nu: vec![2.5] },
         Theta::Gaussian { mean: vec![0.8, 0.0], sd: Some(vec![1.0, 1.6]), cov: None },
-        Theta::Discrete { points: vec![vec![1.5, 0.0], vec![-0.7, 1.0], vec![0.0, -2.0]], weights: vec![0.5, 0.3, 0.2] },
+        Theta::Discrete {
+            points: vec![vec![1.5, 0.0], vec![-0.7, 1.0], vec![0.0, -2.0]],
+            weights: vec![0.5, 0.3, 0.2],
+        },
         Theta::Sphere { nu: 1.8, features: 2 },
     ]
 }
@@ -115,7 +127,8 @@ fn thetas() -> Vec<Theta> {
 fn point(kind: usize, heads: usize, features: usize, entries: &[f64]) -> Coordinates {
     let entry = |k: usize| entries[k % entries.len()];
     let m = DMatrix::from_fn(heads, features, |h, f| if kind == 1 { 0.0 } else { entry(3 * h + 7 * f) });
-    let c = DMatrix::from_fn(heads, heads, |h, k| if kind == 2 || k > h { 0.0 } else { 0.6 * entry(5 * h + 11 * k + 1) });
+    let c =
+        DMatrix::from_fn(heads, heads, |h, k| if kind == 2 || k > h { 0.0 } else { 0.6 * entry(5 * h + 11 * k + 1) });
     let b: Vec<f64> = (0..heads).map(|h| entry(13 * h + 2) - 0.5).collect();
     if kind != 3 {
         return Coordinates { m, c, b };
@@ -137,7 +150,9 @@ fn with_rule(attention: &Attention, mut at: Coordinates) -> Coordinates {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 0, ..ProptestConfig::default() })]
 
-    /// Loss and moments within 5 standard errors over scrambles of quasi-Monte Carlo (200 points x dozens of numbers).
+    /// Loss and moments of 200 random points within the standard errors of quasi-Monte Carlo. That is dozens of numbers each: the
+    /// bound for all of them, 7 standard errors over 16 scrambles (a t distribution with 15 degrees of freedom), is about as likely
+    /// to be passed by chance as 4.9 of a normal one; bayes-softmax above rank 3 adds the error that it states.
     #[test]
     fn quasi_monte_carlo_agrees(
         kind in 0usize..4, heads in 1usize..4, length in 2usize..7, which in 0usize..18, theta in 0usize..5,
@@ -146,9 +161,10 @@ proptest! {
         let task = Task::new(length, thetas()[theta].clone()).unwrap();
         let attention = attentions()[which];
         let at = with_rule(&attention, point(kind, heads, task.features(), &entries));
-        let exact = Quadrature::new(&task, heads, attention, 1e-7).unwrap();
+        let exact = Quadrature::new(&task, heads, attention, 1e-6).unwrap();
         let found = exact.evaluate(&at, true);
-        prop_assert!(found.error_estimate <= 1e-7 && found.gradient_error_estimate <= 1e-7, "{:?}", found);
+        prop_assert!(found.error_estimate <= 1e-6 && found.gradient_error_estimate <= 1e-6, "{:?}", found);
+        let stated = found.error_estimate.max(found.gradient_error_estimate);
         let flat = |m: &headflow_theory::moments::Moments| -> Vec<f64> {
             let loss = [m.loss.value(), m.loss.attention_on_relevant, m.loss.second_moment];
             loss.into_iter().chain(m.gx.iter().copied()).chain(m.gc.iter().copied()).chain(m.gb.iter().copied()).collect()
@@ -161,7 +177,7 @@ proptest! {
         for (i, exact) in flat(&exact.moments(&at)).into_iter().enumerate() {
             let (mean, error) = mean_and_error(sampled.iter().map(|s| s[i]));
             // 16 scrambles: 7 standard errors of a t distribution with 15 degrees of freedom are as likely as 4.9 of a normal one.
-            prop_assert!((mean - exact).abs() <= 7.0 * error + 1e-6, "number {i}: {mean} +- {error}, exactly {exact}");
+            prop_assert!((mean - exact).abs() <= 7.0 * error + 2.0 * stated, "number {i}: {mean} +- {error}, exactly {exact}");
         }
     }
 }
@@ -173,9 +189,9 @@ fn the_gradient_is_that_of_the_loss() {
     for (i, attention) in attentions().into_iter().enumerate() {
         let theta = thetas()[i % 5].clone();
         let task = Task::new(2 + i % 5, theta).unwrap();
-        let heads = 1 + i % 3;
+        let heads = 1 + i % 2;
         let at = with_rule(&attention, point(0, heads, task.features(), &entries));
-        let quadrature = Quadrature::new(&task, heads, attention, 1e-11).unwrap();
+        let quadrature = Quadrature::new(&task, heads, attention, 1e-9).unwrap();
         let moments = quadrature.moments(&at);
         let slope = |change: &dyn Fn(&mut Coordinates, f64)| {
             let loss = |step: f64| {
@@ -183,7 +199,7 @@ fn the_gradient_is_that_of_the_loss() {
                 change(&mut moved, step);
                 quadrature.loss(&moved).value()
             };
-            let h = 2e-3;
+            let h = 4e-3;
             (8.0 * (loss(h) - loss(-h)) - (loss(2.0 * h) - loss(-2.0 * h))) / (12.0 * h)
         };
         for h in 0..heads {
@@ -218,15 +234,22 @@ fn estimates_cover_errors() {
         let at = with_rule(&attention, at);
         let evaluate = |tolerance| Quadrature::new(&task, 2, attention, tolerance).unwrap().evaluate(&at, true);
         let exact = evaluate(1e-12);
+        let (own, own_gradient) = (exact.error_estimate, exact.gradient_error_estimate);
         for tolerance in [1e-3, 1e-5, 1e-7, 1e-9] {
             let found = evaluate(tolerance);
             let error = (found.loss.value() - exact.loss.value()).abs();
             let (g, e) = (found.gradient.unwrap(), exact.gradient.clone().unwrap());
             let of_gradient = (g.m - e.m).amax().max((g.r - e.r).amax());
             let name = format!("{attention:?}, L = {length}, scale {scale}, tolerance {tolerance:e}");
-            println!("{name}: {error:.1e} ({:.1e}), {of_gradient:.1e} ({:.1e})", found.error_estimate, found.gradient_error_estimate);
-            assert!(error <= found.error_estimate.max(1e-12), "{name}: loss off by {error:e}");
-            assert!(of_gradient <= found.gradient_error_estimate.max(1e-11), "{name}: gradient off by {of_gradient:e}");
+            println!(
+                "{name}: {error:.1e} ({:.1e}), {of_gradient:.1e} ({:.1e})",
+                found.error_estimate, found.gradient_error_estimate
+            );
+            assert!(error <= found.error_estimate + own, "{name}: loss off by {error:e}");
+            assert!(
+                of_gradient <= found.gradient_error_estimate + own_gradient,
+                "{name}: gradient off by {of_gradient:e}"
+            );
             assert!(found.error_estimate <= tolerance, "{name}: {:e}", found.error_estimate);
         }
     }
@@ -255,7 +278,11 @@ fn threads_change_nothing() {
         let at = point(if activation == Activation::BayesSoftmax { 2 } else { 0 }, 3, 2, &entries);
         let quadrature = Quadrature::new(&task, 3, attention, 1e-6).unwrap();
         let on = |threads: usize| {
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| quadrature.evaluate(&at, true))
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .build()
+                .unwrap()
+                .install(|| quadrature.evaluate(&at, true))
         };
         let one = on(1);
         assert_eq!(one, on(2));

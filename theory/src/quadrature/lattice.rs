@@ -30,6 +30,9 @@ const LARGEST: f64 = 300.0;
 /// Steps in `t` are this much smaller than they need be: equal to those of the scores, the two grids would resonate.
 const DETUNED: f64 = 0.88;
 
+/// Longest step in `t`: a segment of [`LANES`] of them keeps its exponentials.
+const LONGEST: f64 = 60.0;
+
 /// How precise a sum is to be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Precision {
@@ -60,11 +63,6 @@ impl Precision {
         PI * PI / (slope * (lambda + PI * PI / (8.0 * slope * slope)))
     }
 
-    /// How much the power `L - 1` sharpens a Gaussian edge: the factor on its variance.
-    fn sharpening(self) -> f64 {
-        1.0 / (1.0 + 2.0 * self.tokens.ln())
-    }
-
     /// The steps in `t = ln u` and `t' = ln v` for a pair of scores. What depends on both is narrow across the line on which
     /// correlated scores lie, however wide along it: aliases `(2 pi/h, -+2 pi/h')` of steps in the ratio of the deviations
     /// are damped by `e^{-pi (k + k')/2}` and the rest of the variance alone.
@@ -74,26 +72,24 @@ impl Precision {
             return steps;
         }
         let correlation = (covariance.abs() / (sigma[0] * sigma[1])).min(1.0);
-        let a = (1.0 - correlation) * self.sharpening();
+        let a = (1.0 - correlation) / self.tokens;
         let b = 0.5 * PI * (1.0 / sigma[0] + 1.0 / sigma[1]);
         // a f^2 + b f = Lambda, with k = f / sigma.
         let f = 2.0 * self.lambda / (b + (b * b + 4.0 * a * self.lambda).sqrt());
         std::array::from_fn(|i| steps[i].min(DETUNED * 2.0 * PI * sigma[i] / f))
     }
 
-    /// The step in `t = ln u` for scores of standard deviation `sigma`.
+    /// The step in `t = ln u` for scores of standard deviation `sigma`: what is summed is a density of `ln T - ln S`, with `T`
+    /// exponential and `S` the sum of `L` weights. Its transform falls like `e^{-pi k/2}` for `T` alone, times
+    /// `e^{-sigma^2 k^2 / (2 L)}` for the mean score, which is independent of the differences; and like `e^{-pi a k/2}`,
+    /// `a = sigma / sqrt(2 ln L)`, where many scores are so wide that the largest makes the sum.
     pub fn laplace_step(self, sigma: f64) -> f64 {
-        // The power L - 1 sharpens a Gaussian edge, like the maximum of as many normals: a Gumbel law of scale
-        // sigma / sqrt(2 ln L), whose transform falls like a Gaussian first, and then exponentially.
-        let variance = sigma * sigma * self.sharpening();
-        if variance * self.lambda < 1e-3 {
-            return DETUNED * PI * PI / self.lambda;
-        }
-        let scale = sigma / (2.0 * self.tokens.ln()).sqrt() * (1.0 + 2.0 / (self.tokens - 1.0));
-        let gaussian = ((PI * PI / 4.0 + 2.0 * variance * self.lambda).sqrt() - PI / 2.0) / variance;
-        let turn = PI * scale / (2.0 * variance);
-        let exponential = (self.lambda + 0.5 * variance * turn * turn) * 2.0 / (PI * (1.0 + scale));
-        DETUNED * 2.0 * PI / if gaussian <= turn { gaussian } else { exponential }
+        let half_variance = 0.5 * sigma * sigma / self.tokens;
+        let slope = 0.5 * PI;
+        // half_variance k^2 + slope k = Lambda, without cancellation.
+        let of_mean = 2.0 * self.lambda / (slope + (slope * slope + 4.0 * half_variance * self.lambda).sqrt());
+        let of_largest = self.lambda / (slope * (sigma / (2.0 * self.tokens.ln()).sqrt()).max(1.0));
+        (DETUNED * 2.0 * PI / of_mean.min(of_largest)).min(LONGEST)
     }
 }
 
@@ -148,10 +144,12 @@ impl Laplace {
     /// Steps for a factor `e^{-u}`: `fine` where it bends, `coarse` where `u` is so small that its bend is below `e^{-lambda}`.
     /// The points are `w(t) = 1, 2, ..`, with `w' = 1/coarse + (1/fine - 1/coarse) / (1 + e^{-(t + a)/d})`.
     pub fn graded(fine: f64, coarse: f64, lambda: f64, from: f64, to: f64) -> Self {
+        let (a, d) = (0.65 * lambda, lambda / 8.0);
+        // No longer than the stretch on which the steps change.
+        let coarse = coarse.min(d);
         if coarse <= 1.2 * fine {
             return Self::new(fine, from, to);
         }
-        let (a, d) = (0.65 * lambda, lambda / 8.0);
         let more = 1.0 / fine - 1.0 / coarse;
         let w = |t: f64| {
             let x = (t + a) / d;
@@ -226,13 +224,7 @@ fn kernels<const KERNELS: usize>(a: f64) -> [f64; KERNELS] {
     let a = if a > LARGEST { LARGEST } else { a };
     let (e, x) = exp_and_complement(a);
     let mut values = [0.0; KERNELS];
-    let g = [
-        x,
-        -a * e,
-        (a - 1.0) * a * e,
-        ((3.0 - a) * a - 1.0) * a * e,
-        (((a - 6.0) * a + 7.0) * a - 1.0) * a * e,
-    ];
+    let g = [x, -a * e, (a - 1.0) * a * e, ((3.0 - a) * a - 1.0) * a * e, (((a - 6.0) * a + 7.0) * a - 1.0) * a * e];
     values.copy_from_slice(&g[..KERNELS]);
     values
 }
@@ -391,7 +383,8 @@ mod tests {
         for (offset, fast) in offsets.iter().zip(fast) {
             let values = table::<5>(&lattice, &[*offset], None, (&[0.0], &[1.0]));
             for d in 0..2 {
-                let slow: f64 = (0..3).map(|k| (0..n).map(|i| c[k][i] * values[(k + 1 + d) * n + i]).sum::<f64>()).sum();
+                let slow: f64 =
+                    (0..3).map(|k| (0..n).map(|i| c[k][i] * values[(k + 1 + d) * n + i]).sum::<f64>()).sum();
                 assert!((fast[d] - slow).abs() < 1e-11);
             }
         }

@@ -282,7 +282,8 @@ fn factor(covariance: [f64; 3]) -> [f64; 3] {
 /// Nodes that the average over a law of scores takes: along `x`, and along `y`.
 fn sizes(scores: &Scores, precision: Precision) -> (f64, f64) {
     let [l11, l21, l22] = factor(scores.covariance);
-    let count = |slope: f64| if slope == 0.0 { 1.0 } else { 2.0 * precision.reach() / precision.normal_step(slope) + 1.0 };
+    let count =
+        |slope: f64| if slope == 0.0 { 1.0 } else { 2.0 * precision.reach() / precision.normal_step(slope) + 1.0 };
     (count(l11.max(l21.abs())), count(l22))
 }
 
@@ -354,11 +355,7 @@ fn contract(fields: &Fields, of_00: &DMatrix<f64>, of_11: &DMatrix<f64>) -> ([f6
     let sum = |zero: &DMatrix<f64>, one: &DMatrix<f64>| of_00.dot(zero) + of_11.dot(one);
     (
         [sum(&higher.f10, &higher.f21), sum(&higher.f01, &higher.f12)],
-        [
-            0.5 * sum(&higher.f20, &higher.f31),
-            sum(&fields.f11, &higher.f22),
-            0.5 * sum(&higher.f02, &higher.f13),
-        ],
+        [0.5 * sum(&higher.f20, &higher.f31), sum(&fields.f11, &higher.f22), 0.5 * sum(&higher.f02, &higher.f13)],
     )
 }
 
@@ -414,18 +411,46 @@ fn ordered(question: &Question, h: usize, k: usize) -> [usize; 2] {
     if cost([h, k]) <= cost([k, h]) { [h, k] } else { [k, h] }
 }
 
+/// Multiplications that take as long as the kernels at one place.
+const KERNEL: f64 = 20.0;
+
 /// Multiplications that [`pair`] takes, and the points of its largest lattice, for bounds on what is tried.
 pub(super) fn work(question: &Question, h: usize, k: usize) -> (f64, f64) {
     let heads = ordered(question, h, k);
     let components = question.signals.components(&question.rows(heads), question.precision);
     let (along, across) = sizes(&question.scores(heads), question.precision);
+    if along.max(across) > 1e6 {
+        return (f64::INFINITY, along);
+    }
     components
         .iter()
         .map(|c| {
             let [u, v] = question.lattices(heads, ranges(question, heads, c)).map(|lattice| lattice.len() as f64);
-            (u * along * v + v * along * across, u * v)
+            (u * along * v + KERNEL * v * along * across, u * v)
         })
         .fold((0.0, 0.0), |(work, points), (own, here)| (work + own, here.max(points)))
+}
+
+/// The same for [`single`], with the nodes of its score.
+pub(super) fn single_work(question: &Question, h: usize) -> (f64, f64) {
+    let precision = question.precision;
+    let (along, _) = sizes(&question.scores([h, h]), precision);
+    // Coarser nodes find the range: as many as that again.
+    if along > 1e6 {
+        return (f64::INFINITY, along);
+    }
+    let components = question.signals.components(&question.rows([h, h]), precision);
+    let step = precision.laplace_step(question.deviation(h));
+    let work = components.iter().map(|c| {
+        let relevant = question.relevant([h, h], c);
+        let (along, _) = sizes(&relevant, precision);
+        if along > 1e6 {
+            return f64::INFINITY;
+        }
+        let (from, to) = ranges(question, [h, h], c)[0];
+        KERNEL * ((to - from) / step + 1.0) * along
+    });
+    (work.sum::<f64>(), along)
 }
 
 fn ranges(question: &Question, heads: [usize; 2], component: &Component) -> [(f64, f64); 2] {
@@ -482,7 +507,8 @@ fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, componen
             let of_00 = p1.component_mul(&plain.f11) * scale;
             let (mean, covariance) = contract(&signal, &of_00, &(&p * scale));
             part.add_relevant(question, component, mean, covariance);
-            let of_plain = (p1.component_mul(&signal.f11) + p2.component_mul(&plain.f11).component_mul(&absent)) * scale;
+            let of_plain =
+                (p1.component_mul(&signal.f11) + p2.component_mul(&plain.f11).component_mul(&absent)) * scale;
             (part, Some([of_plain, irrelevant * scale]))
         })
         .collect();

@@ -26,6 +26,9 @@ pub(crate) const TENSOR_RANK: usize = 3;
 /// Most nodes of a tensor grid.
 pub(crate) const MOST_NODES: f64 = 8e6;
 
+/// Most nodes times points `t` of one component.
+const MOST_WORK: f64 = 2e9;
+
 /// Nodes that are summed by one task: fixed, so that the bits do not depend on the number of threads.
 const NODES_PER_TASK: usize = 4096;
 
@@ -143,9 +146,10 @@ fn range(background: &(Vec<f64>, Vec<f64>), relevant: &(Vec<f64>, Vec<f64>), pre
     let x = |(values, weights): &(Vec<f64>, Vec<f64>), t: f64| -> f64 {
         values.iter().zip(weights).map(|(s, w)| -(-(t + s).min(700.0).exp()).exp_m1() * w).sum::<f64>().min(1.0)
     };
-    let log_of_all =
-        |t: f64| (-x(relevant, t)).ln_1p() + (precision.tokens - 1.0) * (-x(background, t)).ln_1p();
-    let ends = |(values, _): &(Vec<f64>, Vec<f64>)| (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
+    let log_of_all = |t: f64| (-x(relevant, t)).ln_1p() + (precision.tokens - 1.0) * (-x(background, t)).ln_1p();
+    let ends = |(values, _): &(Vec<f64>, Vec<f64>)| {
+        (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0))
+    };
     let (one, two) = (ends(background), ends(relevant));
     let lambda = precision.lambda;
     let from = -(one.1.max(two.1) + precision.tokens.ln() + lambda + 1.0);
@@ -166,13 +170,22 @@ pub(crate) struct Shared {
     pub background: [Vec<f64>; 3],
 }
 
-/// Evaluates the moments; `weights` are those of the two in the objective, `sigma` the least standard deviation
-/// of a score.
-pub(crate) fn shared(background: &Law, relevant: &Law, sigma: f64, heads: usize, weights: [f64; 2], precision: Precision) -> Shared {
+/// Evaluates the moments; `weights` are those of the two in the objective, `sigma` the standard deviation of `lambda` if that is
+/// normal, else 0: a sum over heads has an edge below however wide its terms are. None where that would take too much work.
+pub(crate) fn shared(
+    background: &Law,
+    relevant: &Law,
+    sigma: f64,
+    weights: [f64; 2],
+    precision: Precision,
+) -> Option<Shared> {
     let (from, to) = range(&background.coarse(), &relevant.coarse(), precision);
-    // A token's weight is the largest of `heads`, which sharpens its edges as more tokens would.
-    let sharper = Precision { tokens: precision.tokens * heads as f64, ..precision };
-    let lattice = Laplace::new(sharper.laplace_step(sigma), from, to);
+    let step = precision.laplace_step(sigma);
+    let nodes = (background.lambda.len() + relevant.lambda.len()) as f64;
+    if ((to - from) / step + 1.0) * nodes > MOST_WORK {
+        return None;
+    }
+    let lattice = Laplace::new(step, from, to);
     let n = lattice.len();
     let (plain, signal) = (background.averages::<3>(&lattice), relevant.averages::<3>(&lattice));
     let others = precision.tokens - 1.0;
@@ -200,7 +213,7 @@ pub(crate) fn shared(background: &Law, relevant: &Law, sigma: f64, heads: usize,
         answer.relevant[1][i] = of_e1 - of_eq;
         answer.relevant[2][i] = of_eq;
     }
-    answer
+    Some(answer)
 }
 
 /// Scores of all heads on nodes: `s = mean + factor z`.
@@ -300,11 +313,6 @@ impl HeadScores {
         }
         (of_mean, of_covariance)
     }
-
-    /// The least standard deviation of a score.
-    pub fn least_deviation(&self) -> f64 {
-        self.factor.row_iter().map(|row| row.norm()).fold(f64::INFINITY, f64::min)
-    }
 }
 
 /// Value and derivatives of the objective for one law of `theta`.
@@ -351,15 +359,15 @@ pub(crate) fn evaluate(question: &Question, rule: &Rule) -> Option<Answer> {
     let plain_nodes = nodes_of(&plain)?;
     let signal_nodes = if question.covariance.is_some() { nodes_of(&signal)? } else { plain_nodes.clone() };
     let background = plain.law(&plain_nodes);
-    let sigma = plain.least_deviation();
-    let parts: Vec<Answer> = question
+    let sigma = if heads == 1 { plain.factor.norm() } else { 0.0 };
+    let parts: Option<Vec<Answer>> = question
         .components
         .par_iter()
         .map(|component| {
             let shifted = HeadScores { mean: &signal.mean + m * &component.mean, factor: signal.factor.clone() };
             let relevant = shifted.law(&signal_nodes);
             let scale = question.weights.map(|w| w * component.weight);
-            let found = shared(&background, &relevant, sigma, heads, scale, precision);
+            let found = shared(&background, &relevant, sigma, scale, precision)?;
             let mut part = Answer {
                 first: component.weight * found.first,
                 second: component.weight * found.second,
@@ -377,10 +385,10 @@ pub(crate) fn evaluate(question: &Question, rule: &Rule) -> Option<Answer> {
                 part.b += b + eb;
                 part.r += r + er;
             }
-            part
+            Some(part)
         })
         .collect();
-    parts.into_iter().reduce(|mut sum, part| {
+    parts?.into_iter().reduce(|mut sum, part| {
         sum.first += part.first;
         sum.second += part.second;
         sum.b += part.b;

@@ -11,6 +11,10 @@ use super::lattice::Precision;
 /// Most points of a support.
 pub(crate) const MAX_SUPPORT: usize = 4096;
 
+/// Largest Gauss rule, and most nodes on a sphere.
+const MAX_RULE: usize = 300;
+const MAX_NODES: f64 = 4000.0;
+
 /// One component of the mixture.
 #[derive(Debug, Clone)]
 pub(crate) struct Component {
@@ -30,7 +34,9 @@ pub(crate) fn support(theta: &Theta) -> Result<Option<Vec<Component>>, Error> {
             if free >= usize::BITS as usize || 1usize << free > MAX_SUPPORT {
                 return Err(Error::invalid(
                     "theta.nu",
-                    format!("{free} flipping features have 2^{free} support points, above the limit of {MAX_SUPPORT}: use evaluator qmc"),
+                    format!(
+                        "{free} flipping features have 2^{free} support points, above the limit of {MAX_SUPPORT}: use evaluator qmc"
+                    ),
                 ));
             }
             let signs = |index: usize| {
@@ -57,7 +63,9 @@ pub(crate) fn support(theta: &Theta) -> Result<Option<Vec<Component>>, Error> {
         Theta::Sphere { nu, features: 1 } => {
             [1.0, -1.0].map(|s| Component { weight: 0.5, mean: DVector::from_element(1, s * nu) }).to_vec()
         }
-        Theta::Sphere { nu, features } if *nu == 0.0 => vec![Component { weight: 1.0, mean: DVector::zeros(*features) }],
+        Theta::Sphere { nu, features } if *nu == 0.0 => {
+            vec![Component { weight: 1.0, mean: DVector::zeros(*features) }]
+        }
         _ => return Ok(None),
     };
     if points.len() > MAX_SUPPORT {
@@ -66,7 +74,11 @@ pub(crate) fn support(theta: &Theta) -> Result<Option<Vec<Component>>, Error> {
             format!("{} support points are above the limit of {MAX_SUPPORT}: use evaluator qmc", points.len()),
         ));
     }
-    points.sort_by(|a, b| a.mean.iter().zip(&b.mean).map(|(x, y)| x.total_cmp(y)).find(|o| o.is_ne()).unwrap_or(std::cmp::Ordering::Equal));
+    // -0 is 0.
+    points.iter_mut().for_each(|point| point.mean.add_scalar_mut(0.0));
+    points.sort_by(|a, b| {
+        a.mean.iter().zip(&b.mean).map(|(x, y)| x.total_cmp(y)).find(|o| o.is_ne()).unwrap_or(std::cmp::Ordering::Equal)
+    });
     let mut merged: Vec<Component> = Vec::with_capacity(points.len());
     for point in points {
         match merged.last_mut() {
@@ -115,6 +127,24 @@ impl Signals {
         Ok(Self { fixed: None, covariance: None, sphere: Some((*nu, *features)) })
     }
 
+    /// Whether a sphere needs more nodes than can be had, for the two widest directions of `m`, or for all.
+    pub fn too_many(&self, m: &DMatrix<f64>, precision: Precision, all: bool) -> bool {
+        let Some((nu, features)) = self.sphere else { return false };
+        let mut widths: Vec<f64> = m.transpose().svd(false, false).singular_values.iter().map(|s| nu * s).collect();
+        widths.sort_by(|a, b| b.total_cmp(a));
+        let directions = if all { features } else { features.min(2) };
+        let mut total = 1.0;
+        for (k, width) in widths.into_iter().take(directions).filter(|w| *w > 0.0).enumerate() {
+            let nodes = nodes_for(width, precision);
+            // Rules other than Chebyshev's take an eigenvalue problem of that size.
+            if features - k != 2 && nodes > MAX_RULE {
+                return true;
+            }
+            total *= nodes as f64;
+        }
+        total > MAX_NODES
+    }
+
     /// Components as seen by heads with alignments `m` (`heads x F`), those with equal means of the scores
     /// merged.
     pub fn components(&self, m: &DMatrix<f64>, precision: Precision) -> Vec<Component> {
@@ -152,7 +182,8 @@ fn on_sphere(nu: f64, features: usize, m: &DMatrix<f64>, precision: Precision) -
     let svd = m.transpose().svd(true, false);
     let largest = svd.singular_values.amax();
     let Some(u) = svd.u else { return Vec::new() };
-    let mut order: Vec<usize> = (0..svd.singular_values.len()).filter(|&k| svd.singular_values[k] > NEGLIGIBLE * largest.max(1e-300)).collect();
+    let mut order: Vec<usize> =
+        (0..svd.singular_values.len()).filter(|&k| svd.singular_values[k] > NEGLIGIBLE * largest.max(1e-300)).collect();
     order.sort_by(|&i, &j| svd.singular_values[j].total_cmp(&svd.singular_values[i]));
     // (weight, what is left of the squared radius, direction)
     let mut nodes = vec![(1.0, 1.0f64, DVector::zeros(features))];
@@ -160,7 +191,11 @@ fn on_sphere(nu: f64, features: usize, m: &DMatrix<f64>, precision: Precision) -
         let left = features - k;
         let axis = u.column(direction);
         let slope = nu * m.row_iter().map(|row| (row * axis)[(0, 0)].abs()).fold(0.0, f64::max);
-        let rule = if left == 1 { vec![(-1.0, 0.5), (1.0, 0.5)] } else { gegenbauer((left as f64 - 3.0) / 2.0, nodes_for(slope, precision)) };
+        let rule = if left == 1 {
+            vec![(-1.0, 0.5), (1.0, 0.5)]
+        } else {
+            gegenbauer((left as f64 - 3.0) / 2.0, nodes_for(slope, precision))
+        };
         nodes = nodes
             .iter()
             .flat_map(|(weight, rest, vector)| {
@@ -184,13 +219,14 @@ fn nodes_for(slope: f64, precision: Precision) -> usize {
 /// eigenvalues of its recurrence (Golub and Welsch 1969).
 pub(crate) fn gegenbauer(exponent: f64, count: usize) -> Vec<(f64, f64)> {
     let lambda = exponent + 0.5;
-    let beta = |k: f64| {
-        if lambda.abs() < 1e-12 {
-            return if k == 1.0 { 0.5 } else { 0.25 };
-        }
-        k * (k + 2.0 * lambda - 1.0) / (4.0 * (k + lambda) * (k + lambda - 1.0))
-    };
-    let jacobi = DMatrix::from_fn(count, count, |i, j| if i.abs_diff(j) == 1 { beta(i.max(j) as f64).sqrt() } else { 0.0 });
+    let beta = |k: f64| k * (k + 2.0 * lambda - 1.0) / (4.0 * (k + lambda) * (k + lambda - 1.0));
+    if lambda.abs() < 1e-12 {
+        // Chebyshev's rule.
+        let node = |k: usize| -((k as f64 + 0.5) * std::f64::consts::PI / count as f64).cos();
+        return (0..count).map(|k| (node(k), 1.0 / count as f64)).collect();
+    }
+    let jacobi =
+        DMatrix::from_fn(count, count, |i, j| if i.abs_diff(j) == 1 { beta(i.max(j) as f64).sqrt() } else { 0.0 });
     let eigen = jacobi.symmetric_eigen();
     let mut rule: Vec<(f64, f64)> =
         (0..count).map(|k| (eigen.eigenvalues[k], eigen.eigenvectors[(0, k)] * eigen.eigenvectors[(0, k)])).collect();
