@@ -38,7 +38,7 @@ pub const TIGHTEST: f64 = 1e-13;
 pub const LOOSEST: f64 = 1e-2;
 
 /// Decades beyond the tolerance that steps are chosen for, in `ln`.
-const MARGIN: f64 = 4.5;
+const MARGIN: f64 = 7.0;
 
 /// The check's `Lambda`, as a fraction.
 const COARSER: f64 = 0.75;
@@ -52,12 +52,16 @@ const FINER: f64 = 1.2;
 /// The estimate is this many times what geometric convergence, at the rate that the check shows, makes of it.
 const SAFETY: f64 = 10.0;
 
+/// Errors are up to this many times `e^{-Lambda}`: towards the edge of the strip the kernels `G_k` grow like `a^k`, which makes for
+/// powers of `Lambda`, more for the gradient than for the loss.
+const PREFACTORS: [f64; 2] = [100.0, 1000.0];
+
 /// Rounding of a sum of many terms.
-const ROUNDING: f64 = 2e-15;
+const ROUNDING: f64 = 5e-14;
 
 /// Most multiplications of one evaluation, and most points `(t, t')` of a pair, or of a score (some are held at once).
-const MOST_WORK: f64 = 1e10;
-const MOST_POINTS: f64 = 2e6;
+const MOST_WORK: f64 = 4e10;
+const MOST_POINTS: f64 = 6e6;
 
 /// Scrambles of the quasi-Monte Carlo rule, and its first and last number of points.
 pub(crate) const SCRAMBLES: u32 = 8;
@@ -187,7 +191,11 @@ pub(crate) fn refined<T>(
     distance: impl Fn(&T, &T) -> [f64; 2],
 ) -> Option<(T, [f64; 2])> {
     // A difference that is small by chance says nothing: never less than the steps were chosen for.
-    let estimate = |d: f64, ratio: f64, lambda: f64| (SAFETY * d.powf(ratio)).min(d).max(SAFETY * (-lambda).exp());
+    let estimate = |differences: [f64; 2], ratio: f64, lambda: f64| -> [f64; 2] {
+        std::array::from_fn(|i| {
+            (SAFETY * differences[i].powf(ratio)).min(differences[i]).max(PREFACTORS[i] * (-lambda).exp())
+        })
+    };
     let mut lambda = MARGIN - tolerance.ln();
     let mut ratio = 1.0 / COARSER;
     let mut finest = at(lambda * COARSER)?;
@@ -197,11 +205,11 @@ pub(crate) fn refined<T>(
             // Too much work: a coarser check of what there is tells its error.
             if errors.is_none() {
                 let coarser = at(lambda * COARSER * COARSER)?;
-                errors = Some(distance(&finest, &coarser).map(|d| estimate(d, ratio, lambda * COARSER)));
+                errors = Some(estimate(distance(&finest, &coarser), ratio, lambda * COARSER));
             }
             break;
         };
-        let found = distance(&finer, &finest).map(|d| estimate(d, ratio, lambda));
+        let found = estimate(distance(&finer, &finest), ratio, lambda);
         finest = finer;
         errors = Some(found);
         if found[0].max(found[1]) <= tolerance {

@@ -321,6 +321,19 @@ impl WithSimd for Contract<'_> {
     }
 }
 
+/// `ln E[e^{-u e^s}]` at `t = ln u` over nodes whose weights need not sum to 1 exactly, wherever it lies: from the complement where
+/// it is near 0.
+pub(crate) fn log_average(scores: &[f64], weights: &[f64], t: f64) -> f64 {
+    let (mut sum, mut rest, mut total) = (0.0, 0.0, 0.0);
+    for (s, w) in scores.iter().zip(weights) {
+        let a = (t + s).min(700.0).exp();
+        sum += w * (-a).exp();
+        rest -= w * (-a).exp_m1();
+        total += w;
+    }
+    if rest < 0.5 * total { (-rest / total).ln_1p() } else { (sum / total).ln() }
+}
+
 /// Where a decreasing function falls through `level`, to within `width`: a point before (`above`) or after it.
 pub(crate) fn crossing(mut from: f64, mut to: f64, width: f64, falls_below: impl Fn(f64) -> bool) -> (f64, f64) {
     while to - from > width {

@@ -17,7 +17,7 @@
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
-use super::lattice::{Laplace, Normal, Precision, X, crossing, table};
+use super::lattice::{Laplace, Normal, Precision, X, crossing, log_average, table};
 use super::signals::{Component, Signals};
 
 /// The Gaussian law of one token's scores under two heads.
@@ -175,11 +175,9 @@ impl Question<'_> {
             (rule.x.iter().map(|x| mean + sigma * x).collect::<Vec<f64>>(), rule.weights)
         });
         let log_of_all = |t: f64| -> f64 {
-            let x = |(scores, weights): &(Vec<f64>, Vec<f64>)| -> f64 {
-                scores.iter().zip(weights).map(|(s, w)| -(-(t + s).min(700.0).exp()).exp_m1() * w).sum::<f64>().min(1.0)
-            };
             let leak = if self.leak { -t.min(700.0).exp() } else { 0.0 };
-            leak + (-x(&rules[1])).ln_1p() + self.others() * (-x(&rules[0])).ln_1p()
+            let log = |(scores, weights): &(Vec<f64>, Vec<f64>)| log_average(scores, weights, t);
+            leak + log(&rules[1]) + self.others() * log(&rules[0])
         };
         let lambda = self.precision.lambda;
         let ends = [background, relevant].map(|(mean, variance)| {

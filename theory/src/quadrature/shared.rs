@@ -17,7 +17,7 @@ use headflow_model::random::{Purpose, Stream, normal_quantile};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
-use super::lattice::{Laplace, Normal, Precision, crossing, derivatives, table};
+use super::lattice::{Laplace, Normal, Precision, crossing, derivatives, log_average, table};
 use super::signals::Component;
 
 /// Largest rank of a tensor grid.
@@ -143,10 +143,10 @@ impl Law {
 
 /// Where `ln u` lies: see [`super::pairs`].
 fn range(background: &(Vec<f64>, Vec<f64>), relevant: &(Vec<f64>, Vec<f64>), precision: Precision) -> (f64, f64) {
-    let x = |(values, weights): &(Vec<f64>, Vec<f64>), t: f64| -> f64 {
-        values.iter().zip(weights).map(|(s, w)| -(-(t + s).min(700.0).exp()).exp_m1() * w).sum::<f64>().min(1.0)
+    let log_of_all = |t: f64| {
+        let log = |(values, weights): &(Vec<f64>, Vec<f64>)| log_average(values, weights, t);
+        log(relevant) + (precision.tokens - 1.0) * log(background)
     };
-    let log_of_all = |t: f64| (-x(relevant, t)).ln_1p() + (precision.tokens - 1.0) * (-x(background, t)).ln_1p();
     let ends = |(values, _): &(Vec<f64>, Vec<f64>)| {
         (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0))
     };
