@@ -354,10 +354,10 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
     }
     let mut fields = Map::new();
     let defaults = match name {
-        "heads" => json!({"length": 5, "tolerance": 1e-5, "starts": 6}),
+        "heads" => json!({"length": 5, "tolerance": 1e-4, "starts": 4}),
         "specialised" => json!({"length": 5, "heads": 2, "points": 8192, "scrambles": 2}),
         "activations" => json!({"length": 6, "heads": 2, "starts": 4, "tolerance": 1e-8}),
-        _ => json!({"heads": 2, "starts": 4}),
+        _ => json!({"heads": 2, "starts": 4, "tolerance": 1e-5}),
     };
     if let Value::Object(defaults) = defaults {
         fields.extend(defaults);
@@ -413,8 +413,7 @@ fn retrieval(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
     cases
         .into_iter()
         .map(|(activation, title)| {
-            let (x, y) =
-                (axis("ratio", evenly(0.4, 2.0, 17), false), axis("log10 length", evenly(1.0, 9.0, 17), false));
+            let (x, y) = (axis("ratio", evenly(0.4, 2.0, 17), false), axis("log10 length", evenly(1.0, 9.0, 9), false));
             let quantity = if activation.is_some() { Quantity::OptimalLoss } else { Quantity::BayesRisk };
             let attention = activation.unwrap_or(Activation::BayesSoftmax).name();
             let fields = with(fields, json!({"theta": {"kind": "flip", "nu": [1.0]}, "attention": attention}));
@@ -456,7 +455,7 @@ fn heads(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         .map(|activation| {
             let fields =
                 with(fields, json!({"theta": {"kind": "flip", "nu": [1.0, 1.0]}, "attention": activation.name()}));
-            let (x, y) = (axis("theta.nu", evenly(0.5, 4.0, 8), false), axis("heads", evenly(1.0, 6.0, 6), false));
+            let (x, y) = (axis("theta.nu", evenly(0.5, 4.0, 8), false), axis("heads", evenly(1.0, 5.0, 5), false));
             let (signals, counts) = (x.values.clone(), y.values.clone());
             let cell = move |i: usize, j: usize| {
                 let values = [("theta.nu", signals[i]), ("heads", counts[j])];
