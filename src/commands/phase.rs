@@ -379,6 +379,7 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
     let maps = |all: &[Cells]| match name {
         "activations" => json!({"lines": of_activations(&panels, all)}),
         "stages" => json!({"maps": with_spectrum(&panels, all)}),
+        "specialised" => json!({"maps": with_stability(&panels, all)}),
         _ => {
             let maps: Vec<Value> = panels.iter().zip(all).map(|(panel, cells)| panel.document(cells.clone())).collect();
             json!({"maps": maps})
@@ -477,6 +478,33 @@ fn heads(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         .collect()
 }
 
+/// Stands for a rate where there is no point to have one.
+const NO_POINT: f64 = 1e9;
+
+/// A rate below this is that of a stable point: sampling, and modes that move nothing (shares between equal heads of
+/// bayes-softmax), leave rates of 0 at a part of this.
+const STABLE: f64 = 2e-3;
+
+/// The maps of `specialised`: whether the largest specialising rate is positive.
+fn with_stability(panels: &[Panel], all: &[Cells]) -> Vec<Value> {
+    let class = |rate: f64| match rate {
+        NO_POINT => 2.0,
+        rate if rate < STABLE => 1.0,
+        _ => 0.0,
+    };
+    panels
+        .iter()
+        .zip(all)
+        .map(|(panel, cells)| {
+            let classes = cells.0.iter().map(|c| c.clone().map(|r| r.map(class))).collect();
+            let mut map = panel.document(Cells(classes));
+            map["names"] = json!(["unstable: heads specialise", "stable", "none found"]);
+            map["rates"] = json!(cells.rows(panel.x.values.len()));
+            map
+        })
+        .collect()
+}
+
 /// The largest specialising rate at the unspecialised point over mean and spread of a Gaussian theta.
 fn specialised(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
     Activation::ALL
@@ -489,18 +517,22 @@ fn specialised(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
             let (means, spreads) = (x.values.clone(), y.values.clone());
             let cell = move |i: usize, j: usize| {
                 let values = [("theta.mean", means[i]), ("theta.sd", spreads[j])];
-                measure(&at(&fields, Quantity::GrowthRate, &values)?, Quantity::GrowthRate, &Interruptible)
+                let found = measure(&at(&fields, Quantity::GrowthRate, &values)?, Quantity::GrowthRate, &Interruptible);
+                // Equal heads need not come to rest anywhere.
+                found.or_else(
+                    |error| if error.to_string().contains("does not settle") { Ok(NO_POINT) } else { Err(error) },
+                )
             };
             Ok(Panel {
                 title: activation.name().into(),
-                quantity: Quantity::GrowthRate,
-                label: Some("largest specialising rate κ"),
+                quantity: Quantity::Stages,
+                label: Some("unspecialised point"),
                 x,
                 y,
                 labels: [Some("mean of θ".into()), Some("standard deviation of θ".into())],
-                contours: Some(vec![0.0]),
+                contours: None,
                 boundaries: Vec::new(),
-                note: Some("stable where κ < 0".into()),
+                note: None,
                 cell: Box::new(cell),
             })
         })
