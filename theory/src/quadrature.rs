@@ -56,6 +56,9 @@ const SAFETY: f64 = 10.0;
 /// powers of `Lambda`, more for the gradient than for the loss.
 const PREFACTORS: [f64; 2] = [100.0, 1000.0];
 
+/// Added to `Lambda` where the gradient is wanted too.
+const MORE_FOR_GRADIENT: f64 = 2.5;
+
 /// Rounding of a sum of many terms.
 const ROUNDING: f64 = 5e-14;
 
@@ -379,6 +382,7 @@ impl Quadrature {
 
     /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work.
     fn at_precision(&self, at: &Coordinates, r: &DMatrix<f64>, lambda: f64, gradient: bool) -> Option<Evaluation> {
+        let lambda = if gradient { lambda + MORE_FOR_GRADIENT } else { lambda };
         let shared = self.attention.activation == Activation::BayesSoftmax;
         if self.signals.too_many(&at.m, self.precision(lambda), shared) {
             return None;
