@@ -475,17 +475,23 @@ fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, componen
     let others = question.others();
     let plain = Fields::new(&u, &v, &question.scores(heads), precision, gradient);
     let (leak_u, leak_v) = (leaks(&u, question.leak), leaks(&v, question.leak));
-    // Weights of the sum times powers of Phi_00.
-    let powered = |n: f64, factor: f64| {
-        DMatrix::from_fn(u.len(), v.len(), |i, j| {
-            if factor == 0.0 {
-                return 0.0;
+    // Weights of the sum times Phi_00^{L-1} and its first two derivatives: one logarithm and one exponential for all three.
+    let [mut p, mut p1, mut p2] = [(); 3].map(|()| DMatrix::zeros(u.len(), v.len()));
+    for j in 0..v.len() {
+        for i in 0..u.len() {
+            let x = plain.x[(i, j)];
+            let (rest, scale) = (1.0 - x.min(1.0), u.weights[i] * v.weights[j] * leak_u[i] * leak_v[j]);
+            if others > 1.0 {
+                let base = scale * power(x, others - 2.0);
+                p[(i, j)] = base * rest * rest;
+                p1[(i, j)] = others * base * rest;
+                p2[(i, j)] = others * (others - 1.0) * base;
+            } else {
+                p[(i, j)] = scale * rest;
+                p1[(i, j)] = scale;
             }
-            u.weights[i] * v.weights[j] * leak_u[i] * leak_v[j] * factor * power(plain.x[(i, j)], n)
-        })
-    };
-    let (p, p1) = (powered(others, 1.0), powered(others - 1.0, others));
-    let p2 = powered(others - 2.0, others * (others - 1.0));
+        }
+    }
     let weight = question.weights[1];
     let parts: Vec<(Contribution, Option<[DMatrix<f64>; 2]>)> = group
         .members
