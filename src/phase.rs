@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use headflow_model::{Error, Watch};
 use headflow_theory::bayes::best_bayes_risk;
+use headflow_theory::evaluators::Averages;
 use headflow_theory::flow::average;
-use headflow_theory::moments::Evaluator;
-use headflow_theory::optimum::{Options, optimum};
+use headflow_theory::optimum::{Optimum, Options, optimum};
+use headflow_theory::quadrature::{Quadrature, TIGHTEST};
 use headflow_theory::stability::{Kind, linearise, unspecialised, zero};
 use headflow_theory::stages::stages;
 use serde::{Deserialize, Serialize};
@@ -74,7 +75,7 @@ impl Quantity {
             Self::FlowLoss => "loss after the flow",
             Self::SpecialisedHeads => "heads that are on",
             Self::Stages => "features learned",
-            Self::GrowthRate => "largest growth rate κ",
+            Self::GrowthRate => "largest specialising rate κ",
         }
     }
 
@@ -342,8 +343,11 @@ fn scale(value: &mut Value, factor: f64) {
 pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64, Error> {
     match quantity {
         Quantity::BayesRisk => Ok(best_bayes_risk(&spec.task()?, spec.tolerance.unwrap_or(1e-10))?.risk),
-        Quantity::OptimalLoss => optimal_loss(spec, watch),
-        Quantity::Regret => Ok(optimal_loss(spec, watch)? - best_bayes_risk(&spec.task()?, 1e-10)?.risk),
+        Quantity::OptimalLoss => Ok(lowest(spec, &spec.evaluators()?, watch)?.minima[0].loss),
+        Quantity::Regret => {
+            let loss = lowest(spec, &spec.evaluators()?, watch)?.minima[0].loss;
+            Ok(loss - best_bayes_risk(&spec.task()?, 1e-10)?.risk)
+        }
         Quantity::FlowLoss | Quantity::SpecialisedHeads | Quantity::Stages => {
             let evaluators = spec.evaluators()?;
             // Scrambles may end in different, equivalent states: a mean over them is of use for the loss alone.
@@ -368,9 +372,9 @@ pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64
         }
         Quantity::GrowthRate => {
             let evaluators = spec.evaluators()?;
-            let at = unspecialised(&evaluators, 0.0)?;
+            let settled = unspecialised(&evaluators, 0.0)?;
             // Without a mean of theta it is k = 0, which softmax1 holds at a bias of its own.
-            let at = if at.m.amax() > 0.0 { at } else { zero(&evaluators[0])? };
+            let at = if settled.m.amax() > 0.0 { settled } else { zero(&evaluators[0])? };
             let found = linearise(&evaluators, &at, watch)?;
             let specialising = found.modes.iter().filter(|mode| mode.kind != Kind::Symmetric);
             Ok(specialising.map(|mode| mode.rate).fold(f64::NEG_INFINITY, f64::max))
@@ -378,27 +382,41 @@ pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64
     }
 }
 
-/// The search of an optimum: gradients to a few tolerances of the evaluator.
-pub fn search(spec: &Spec) -> Options {
-    Options {
-        starts: spec.starts.unwrap_or(6),
+/// Losses at minima are evaluated to this part of the search's tolerance, where that can be had.
+const MORE_DIGITS: f64 = 1e-3;
+
+/// The lowest losses of a completed spec: a search to gradients of a few tolerances, then, by quadrature, the losses of what
+/// it found to more digits. There is at least one minimum.
+///
+/// # Errors
+/// When no start converges, or as [`optimum`].
+pub fn lowest(spec: &Spec, evaluators: &[Averages], watch: &dyn Watch) -> Result<Optimum, Error> {
+    let options = Options {
+        starts: spec.starts.unwrap_or(Options::default().starts),
         seed: spec.seed,
         gradient_tolerance: spec.tolerance.map_or(1e-6, |t| (3.0 * t).max(1e-9)),
         ..Options::default()
+    };
+    let evaluator = evaluators.first().ok_or_else(|| Error::invalid("scrambles", "there must be at least one"))?;
+    let mut found = optimum(evaluator, &options, watch)?;
+    if found.minima.is_empty() {
+        return Err(Error::invalid(
+            "starts",
+            format!("none of {} starts converged: use more, or a looser --tolerance", found.starts),
+        ));
     }
-}
-
-fn optimal_loss(spec: &Spec, watch: &dyn Watch) -> Result<f64, Error> {
-    let evaluators = spec.evaluators()?;
-    let found = optimum(&evaluators[0], &search(spec), watch)?;
-    let converged = found.minima.first().map(|best| best.loss);
-    // A start that ran out of iterations on a plateau is still a loss that keys can have.
-    let loss = [converged, found.lowest_unconverged].into_iter().flatten().fold(f64::INFINITY, f64::min);
-    if loss.is_finite() {
-        Ok(loss)
-    } else {
-        Err(Error::invalid("starts", format!("none of {} starts of the search converged", evaluators[0].heads())))
+    if let Averages::Exact(quadrature) = evaluator {
+        let tolerance = (quadrature.tolerance() * MORE_DIGITS).max(TIGHTEST);
+        let exact = Quadrature::new(&spec.task()?, spec.head_count(), spec.attention(), tolerance)?;
+        for minimum in &mut found.minima {
+            let evaluation = exact.evaluate(&minimum.at, false);
+            if evaluation.error_estimate < quadrature.tolerance() {
+                minimum.loss = evaluation.loss.value();
+            }
+        }
+        found.minima.sort_by(|a, b| a.loss.total_cmp(&b.loss));
     }
+    Ok(found)
 }
 
 /// The cells of a diagram, row by row (`y` the slow index): not yet there, a value, or what went wrong.

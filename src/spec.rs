@@ -1110,7 +1110,8 @@ fn default_alignments(heads: usize, features: usize) -> DMatrix<f64> {
     })
 }
 
-fn rows(matrix: &DMatrix<f64>) -> Vec<Vec<f64>> {
+/// A matrix as documents hold it, row by row.
+pub fn rows(matrix: &DMatrix<f64>) -> Vec<Vec<f64>> {
     matrix.row_iter().map(|row| row.iter().copied().collect()).collect()
 }
 

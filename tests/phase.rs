@@ -1,62 +1,35 @@
 //! Exact numbers as a user meets them: losses by quadrature, Bayes risk, optimum, phase diagrams and their figures.
 
-use std::path::Path;
-use std::process::{Command, Output};
+mod common;
 
+use common::{headflow, ok, printed, refused};
 use serde_json::{Value, json};
-
-fn headflow(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_headflow")).args(arguments).current_dir(folder).output().unwrap()
-}
-
-fn ok(folder: &Path, arguments: &[&str]) -> String {
-    let output = headflow(folder, arguments);
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && error.is_empty(), "{arguments:?} said: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn document(folder: &Path, arguments: &[&str]) -> Value {
-    let text = ok(folder, &[arguments, &["--json"]].concat());
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
-}
-
-/// Bad input: exit code 2, one line, which says `expected`, nothing on standard output, nothing written.
-fn refused(folder: &Path, arguments: &[&str], expected: &str) {
-    let output = headflow(folder, arguments);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert_eq!(error.trim_end().lines().count(), 1, "{arguments:?}: {error}");
-    assert!(error.contains(expected), "{arguments:?}: {error}");
-    assert!(output.stdout.is_empty(), "{arguments:?}");
-    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "{arguments:?} wrote something");
-}
 
 #[test]
 fn losses_are_exact_and_say_how_exact() {
     let root = tempfile::tempdir().unwrap();
     let point = ["loss", "--theta", "flip:2", "--length", "5", "--m", "1.5;-1.2", "--r", "2.55,-1.75;-1.75,1.64"];
-    let exact = document(root.path(), &[&point[..], &["--tolerance", "1e-11"]].concat());
+    let exact = printed(root.path(), &[&point[..], &["--tolerance", "1e-11"]].concat());
     assert_eq!(exact["spec"]["evaluator"], "quadrature");
     let number = |document: &Value, name: &str| document[name].as_f64().unwrap();
     assert!((number(&exact, "loss") - 0.642_073_964_649_958_9).abs() < 1e-11);
     assert!((number(&exact, "mean_attention_on_relevant") - 0.319_557_474_325_738_5).abs() < 1e-11);
     assert!((number(&exact, "second_moment") - 0.281_188_913_301_435_9).abs() < 1e-11);
     assert!(number(&exact, "error_estimate") <= 1e-11);
-    let sampled = document(root.path(), &[&point[..], &["--evaluator", "qmc"]].concat());
+    let sampled = printed(root.path(), &[&point[..], &["--evaluator", "qmc"]].concat());
     assert_eq!(sampled["spec"]["evaluator"], "qmc");
     let difference = (number(&sampled, "loss") - number(&exact, "loss")).abs();
     assert!(difference < 5.0 * number(&sampled, "error_estimate"));
     // The spec of a result gives the same bits.
     std::fs::write(root.path().join("spec.json"), exact["spec"].to_string()).unwrap();
-    let again = document(root.path(), &["loss", "--spec", "spec.json", "--threads", "1"]);
+    let again = printed(root.path(), &["loss", "--spec", "spec.json", "--threads", "1"]);
     assert_eq!(again["loss"], exact["loss"]);
 }
 
 #[test]
 fn bayes_risk_and_floors() {
     let root = tempfile::tempdir().unwrap();
-    let found = document(root.path(), &["bayes", "--theta", "flip:2", "--length", "5", "--heads", "2"]);
+    let found = printed(root.path(), &["bayes", "--theta", "flip:2", "--length", "5", "--heads", "2"]);
     assert!((found["bayes_risk"].as_f64().unwrap() - 0.432_367_226_781_33).abs() < 1e-10);
     assert!(found["identity"].as_f64().unwrap().abs() < 1e-10);
     assert!(found["floors"]["softmax"].as_f64() > found["bayes_risk"].as_f64());
@@ -68,12 +41,12 @@ fn bayes_risk_and_floors() {
 fn the_optimum_lists_its_minima() {
     let root = tempfile::tempdir().unwrap();
     let search = ["optimum", "--theta", "flip:2", "--heads", "2", "--length", "5", "--starts", "4", "--attention"];
-    let bayes = document(root.path(), &[&search[..], &["bayes-softmax"]].concat());
+    let bayes = printed(root.path(), &[&search[..], &["bayes-softmax"]].concat());
     assert!((bayes["loss"].as_f64().unwrap() - bayes["bayes_risk"].as_f64().unwrap()).abs() < 1e-6);
     assert!(bayes["m"][0][0].as_f64().unwrap().abs() > 1.9 && bayes["b"].as_array().unwrap().len() == 2);
     let found = bayes["minima"].as_array().unwrap();
     assert_eq!(found.iter().map(|m| m["found"].as_u64().unwrap()).sum::<u64>(), 4);
-    let softmax = document(root.path(), &[&search[..], &["softmax"]].concat());
+    let softmax = printed(root.path(), &[&search[..], &["softmax"]].concat());
     assert!((softmax["loss"].as_f64().unwrap() - 0.608_548_36).abs() < 1e-6, "{}", softmax["loss"]);
     assert!(softmax["loss"].as_f64() > softmax["floor"].as_f64());
 }
@@ -85,7 +58,7 @@ const DIAGRAM: &[&str] =
 fn a_diagram_is_written_drawn_and_resumed() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("d");
-    let document = document(root.path(), &[DIAGRAM, &["--out", "d"]].concat());
+    let document = printed(root.path(), &[DIAGRAM, &["--out", "d"]].concat());
     for file in ["result.json", "phase.png", "phase.svg"] {
         assert!(std::fs::metadata(folder.join(file)).unwrap().len() > 100, "{file}");
     }
@@ -94,8 +67,7 @@ fn a_diagram_is_written_drawn_and_resumed() {
     let risk = |i: usize, j: usize| map["values"][j][i].as_f64().unwrap();
     assert_eq!((map["x"]["values"].as_array().unwrap().len(), map["values"].as_array().unwrap().len()), (4, 3));
     assert!(risk(3, 0) < risk(0, 0) && risk(0, 2) > risk(0, 0), "{map}");
-    let one: Value =
-        self::document(root.path(), &["bayes", "--theta", "flip:2", "--length", "3", "--tolerance", "1e-10"]);
+    let one: Value = printed(root.path(), &["bayes", "--theta", "flip:2", "--length", "3", "--tolerance", "1e-10"]);
     assert!((risk(1, 0) - one["bayes_risk"].as_f64().unwrap()).abs() < 1e-10);
     assert!(map["boundaries"][0]["label"].as_str().unwrap().contains("2 ln L"));
 
@@ -117,7 +89,7 @@ fn a_diagram_is_written_drawn_and_resumed() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("--resume"));
     let other = headflow(root.path(), &[DIAGRAM, &["--resume", "u", "--tolerance", "1e-6"]].concat());
     assert!(String::from_utf8_lossy(&other.stderr).contains("another request"));
-    let resumed = self::document(root.path(), &[DIAGRAM, &["--resume", "u"]].concat());
+    let resumed = printed(root.path(), &[DIAGRAM, &["--resume", "u"]].concat());
     let mut expected = map["values"].clone();
     expected[0][0] = json!(0.123);
     assert_eq!(resumed["maps"][0]["values"], expected);
@@ -166,7 +138,7 @@ fn every_quantity_has_a_diagram() {
             _ => &flows,
         };
         let found =
-            document(root.path(), &[&["phase", "--quantity", quantity, "--out", quantity], &common[..], more].concat());
+            printed(root.path(), &[&["phase", "--quantity", quantity, "--out", quantity], &common[..], more].concat());
         let values = found["maps"][0]["values"].as_array().unwrap().clone();
         assert!(values.iter().flat_map(|row| row.as_array().unwrap()).all(Value::is_number), "{quantity}: {values:?}");
     }
@@ -216,6 +188,7 @@ fn bad_input_is_refused_in_one_line() {
     ];
     for (arguments, expected) in cases {
         refused(root.path(), &arguments, expected);
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0, "{arguments:?} wrote something");
     }
 }
 
@@ -224,8 +197,8 @@ fn bad_input_is_refused_in_one_line() {
 fn gradient_flow_by_quadrature() {
     let root = tempfile::tempdir().unwrap();
     let flow = ["flow", "--gamma", "0", "--heads", "2", "--theta", "flip:2", "--times", "0,20,40"];
-    let exact = document(root.path(), &[&flow[..], &["--evaluator", "quadrature", "--out", "q"]].concat());
-    let sampled = document(root.path(), &[&flow[..], &["--points", "4096", "--out", "s"]].concat());
+    let exact = printed(root.path(), &[&flow[..], &["--evaluator", "quadrature", "--out", "q"]].concat());
+    let sampled = printed(root.path(), &[&flow[..], &["--points", "4096", "--out", "s"]].concat());
     assert_eq!(exact["spec"]["tolerance"], 1e-8);
     for t in 0..3 {
         let route = |document: &Value, name: &str| document["routes"][0][name].clone();

@@ -1,8 +1,11 @@
 //! The program as a user meets it: results on disk, documents on standard output, bad input.
 
-use std::path::Path;
-use std::process::{Command, Output};
+mod common;
 
+use std::path::Path;
+use std::process::Command;
+
+use common::{document, headflow, ok, refused};
 use headflow::model::series::read_csv;
 use serde_json::Value;
 
@@ -24,39 +27,13 @@ const SHORT: &[&str] = &[
     "64",
 ];
 
-fn headflow(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_headflow")).args(arguments).current_dir(folder).output().unwrap()
-}
-
 fn with<'a>(command: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
     [command, rest].concat()
-}
-
-fn ok(folder: &Path, arguments: &[&str]) -> String {
-    let output = headflow(folder, arguments);
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{arguments:?} failed: {error}");
-    assert!(error.is_empty(), "{arguments:?} said: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// Bad input: exit code 2, one line, which says `expected`, nothing on standard output.
-fn refused(folder: &Path, arguments: &[&str], expected: &str) {
-    let output = headflow(folder, arguments);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert_eq!(error.trim_end().lines().count(), 1, "{arguments:?}: {error}");
-    assert!(error.contains(expected), "{arguments:?}: {error}");
-    assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
 }
 
 fn read(path: impl AsRef<Path>) -> Vec<u8> {
     let path = path.as_ref();
     std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
-}
-
-fn document(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
 #[test]

@@ -1,35 +1,9 @@
 //! Pruning as a user meets it: trained systems, given points, the figure, and bad input.
 
-use std::path::Path;
-use std::process::{Command, Output};
+mod common;
 
+use common::{ok, printed, refused};
 use serde_json::{Value, json};
-
-fn headflow(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_headflow")).args(arguments).current_dir(folder).output().unwrap()
-}
-
-fn ok(folder: &Path, arguments: &[&str]) -> String {
-    let output = headflow(folder, arguments);
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && error.is_empty(), "{arguments:?} said: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn document(folder: &Path, arguments: &[&str]) -> Value {
-    let text = ok(folder, &[arguments, &["--json"]].concat());
-    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
-}
-
-/// Bad input: exit code 2, one line, which says `expected`, nothing on standard output.
-fn refused(folder: &Path, arguments: &[&str], expected: &str) {
-    let output = headflow(folder, arguments);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert_eq!(error.trim_end().lines().count(), 1, "{arguments:?}: {error}");
-    assert!(error.contains(expected), "{arguments:?}: {error}");
-    assert!(output.stdout.is_empty(), "{arguments:?}");
-}
 
 fn numbers(rows: &Value, field: &str) -> Vec<f64> {
     rows.as_array().unwrap().iter().map(|row| row[field].as_f64().unwrap()).collect()
@@ -47,7 +21,7 @@ fn a_given_point_is_pruned_as_the_losses_of_its_parts() {
     let root = tempfile::tempdir().unwrap();
     let task = ["--theta", "flip:2", "--points", "4096"];
     let prune = ["prune", "--m", "1.5;-1.2;1.4", "--out", "p"];
-    let result = document(root.path(), &[&prune[..], &task].concat());
+    let result = printed(root.path(), &[&prune[..], &task].concat());
     let pruning = &result["pruning"];
     assert_eq!((&pruning["heads"], &pruning["support"]), (&json!(3), &json!(2)));
     assert_eq!((&pruning["heads_minus_features"], &pruning["heads_minus_support"]), (&json!(2), &json!(1)));
@@ -58,7 +32,7 @@ fn a_given_point_is_pruned_as_the_losses_of_its_parts() {
         let losses: Vec<f64> = parts
             .iter()
             .map(|m| {
-                let loss = document(root.path(), &[&["loss", "--m", m][..], &task].concat());
+                let loss = printed(root.path(), &[&["loss", "--m", m][..], &task].concat());
                 loss["loss"].as_f64().unwrap()
             })
             .collect();
@@ -81,7 +55,7 @@ fn flows_from_random_keys_are_pruned() {
     let root = tempfile::tempdir().unwrap();
     let flows = small(&["--initial", "random", "--replicas", "4", "--attention", "softmax1", "--dimension", "300"]);
     let times = ["--tau", "150", "--records", "3"];
-    let result = document(root.path(), &[&flows, &times[..], &["--out", "a"]].concat());
+    let result = printed(root.path(), &[&flows, &times[..], &["--out", "a"]].concat());
     let pruning = &result["pruning"];
     assert_eq!((&pruning["route"], pruning["systems"].as_array().unwrap().len()), (&json!("theory"), 4));
     let can_go = &pruning["can_go"][1];
@@ -101,7 +75,7 @@ fn flows_from_random_keys_are_pruned() {
     }
     // The same spec, the same bits, at any number of threads; and a system is a point.
     std::fs::write(root.path().join("spec.json"), result["spec"].to_string()).unwrap();
-    let again = document(root.path(), &["prune", "--spec", "spec.json", "--out", "b", "--threads", "1"]);
+    let again = printed(root.path(), &["prune", "--spec", "spec.json", "--out", "b", "--threads", "1"]);
     assert_eq!(again["pruning"], *pruning);
     let system = &pruning["systems"][2];
     let point = json!({
@@ -109,7 +83,7 @@ fn flows_from_random_keys_are_pruned() {
         "m": system["m"], "r": system["r"], "b": system["b"],
     });
     std::fs::write(root.path().join("point.json"), point.to_string()).unwrap();
-    let alone = document(root.path(), &["prune", "--spec", "point.json", "--out", "c"]);
+    let alone = printed(root.path(), &["prune", "--spec", "point.json", "--out", "c"]);
     assert_eq!(alone["pruning"]["systems"][0]["rows"], system["rows"]);
 }
 
@@ -120,7 +94,7 @@ fn simulations_are_pruned() {
     for engine in ["direct", "overlap"] {
         let run = small(&["--engine", engine, "--dimension", "60", "--replicas", "2", "--tau", "5", "--records", "3"]);
         let more = ["--test-samples", "64", "--subsets", "2", "--most-removed", "1", "--prune-tolerances", "0.2"];
-        let result = document(root.path(), &[&run, &more[..], &["--out", engine]].concat());
+        let result = printed(root.path(), &[&run, &more[..], &["--out", engine]].concat());
         let pruning = &result["pruning"];
         assert_eq!(pruning["route"], format!("{engine} D=60"));
         assert_eq!(numbers(&pruning["rows"], "subsets"), [1.0, 2.0]);

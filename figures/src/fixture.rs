@@ -192,6 +192,17 @@ impl Fixture {
     }
 }
 
+/// A figure of a result folder, to the files of a stem.
+type Draw = fn(&Path, &Path) -> Result<Vec<PathBuf>, crate::Error>;
+
+/// Draws a folder that holds this document alone; the folder, and what came of it.
+pub fn draw_document(document: &Value, figure: Draw) -> (TempDir, Result<Vec<PathBuf>, crate::Error>) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("result.json"), document.to_string()).unwrap();
+    let files = figure(folder.path(), &folder.path().join("figure"));
+    (folder, files)
+}
+
 /// Checks that a PNG and an SVG are there and not blank, and which texts the SVG holds. With
 /// `HEADFLOW_FIGURES` set to a folder, copies them there to be looked at.
 pub fn assert_drawn(files: &[PathBuf], present: &[&str], absent: &[&str]) {

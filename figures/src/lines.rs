@@ -227,14 +227,10 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::fixture::assert_drawn_in_few_strokes;
+    use crate::fixture::{assert_drawn_in_few_strokes, draw_document};
 
-    fn draw(lines_of: &Value) -> (TempDir, Result<Vec<PathBuf>, Error>) {
-        let folder = tempfile::tempdir().unwrap();
-        let document = json!({"format": "headflow-result", "command": "activations", "lines": lines_of});
-        fs::write(folder.path().join("result.json"), document.to_string()).unwrap();
-        let files = lines(folder.path(), &folder.path().join("lines"));
-        (folder, files)
+    fn draw(entries: &Value) -> (TempDir, Result<Vec<PathBuf>, Error>) {
+        draw_document(&json!({"format": "headflow-result", "lines": entries}), lines)
     }
 
     /// Losses that fall with the strength, to zero beyond its double value for softmax.

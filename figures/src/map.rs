@@ -374,15 +374,11 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::fixture::assert_drawn;
+    use crate::fixture::{assert_drawn, draw_document};
     use crate::style::boundary_look;
 
-    fn draw(maps: &Value) -> (TempDir, Result<Vec<PathBuf>, Error>) {
-        let folder = tempfile::tempdir().unwrap();
-        let document = json!({"format": "headflow-result", "command": "map", "maps": maps});
-        fs::write(folder.path().join("result.json"), document.to_string()).unwrap();
-        let files = map(folder.path(), &folder.path().join("map"));
-        (folder, files)
+    fn draw(entries: &Value) -> (TempDir, Result<Vec<PathBuf>, Error>) {
+        draw_document(&json!({"format": "headflow-result", "maps": entries}), map)
     }
 
     fn linear(low: f64, high: f64, count: usize) -> Vec<f64> {

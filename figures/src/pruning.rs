@@ -294,14 +294,10 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::fixture::{assert_drawn, assert_drawn_in_few_strokes};
+    use crate::fixture::{assert_drawn, assert_drawn_in_few_strokes, draw_document};
 
     fn draw(entries: &Value) -> (TempDir, Result<Vec<PathBuf>, Error>) {
-        let folder = tempfile::tempdir().unwrap();
-        let document = json!({"format": "headflow-result", "command": "pruning", "pruning": entries});
-        fs::write(folder.path().join("result.json"), document.to_string()).unwrap();
-        let files = pruning(folder.path(), &folder.path().join("pruning"));
-        (folder, files)
+        draw_document(&json!({"format": "headflow-result", "pruning": entries}), pruning)
     }
 
     fn curve(attention: &str, route: &str, heads: usize, needed: usize) -> Value {

@@ -129,6 +129,15 @@ impl From<Activation> for Attention {
 }
 
 impl Attention {
+    /// Every activation with every bias rule and aggregation.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Activation::ALL.into_iter().flat_map(|activation| {
+            [Bias::None, Bias::HalfNorm, Bias::Trained].into_iter().flat_map(move |bias| {
+                [Aggregation::Mean, Aggregation::Sum].map(|aggregation| Self { activation, bias, aggregation })
+            })
+        })
+    }
+
     /// The aggregation factor `g`.
     pub fn gain(&self, heads: usize) -> f64 {
         match self.aggregation {

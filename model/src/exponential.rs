@@ -14,38 +14,9 @@ const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
 /// Adding 1.5 * 2^52 leaves the nearest integer in the low bits of the mantissa.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 
-/// `e^x` for `x <= 709`, to within 2 units in the last place; a NaN stays one.
+/// `e^x = scale (1 + r q)`: `(scale, r, q)`.
 #[inline(always)]
-pub fn exp(x: f64) -> f64 {
-    const TAYLOR: [f64; 12] = [
-        1.0 / 39_916_800.0,
-        1.0 / 3_628_800.0,
-        1.0 / 362_880.0,
-        1.0 / 40_320.0,
-        1.0 / 5_040.0,
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        0.5,
-        1.0,
-        1.0,
-    ];
-    // Written so that a NaN passes through (f64::max would drop it).
-    let x = if x < SMALLEST { SMALLEST } else { x };
-    let shifted = x.mul_add(LOG2_E, ROUND);
-    let n = shifted - ROUND;
-    let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
-    let mut p = 1.0 / 479_001_600.0;
-    for c in TAYLOR {
-        p = r.mul_add(p, c);
-    }
-    p * f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52)
-}
-
-/// `(e^{-a}, 1 - e^{-a})` for `a >= 0`, each to within a few units in its last place.
-#[inline(always)]
-pub fn exp_and_complement(a: f64) -> (f64, f64) {
+fn reduced(x: f64) -> (f64, f64, f64) {
     // The polynomial of (e^r - 1) / r.
     const TAYLOR: [f64; 11] = [
         1.0 / 39_916_800.0,
@@ -60,17 +31,30 @@ pub fn exp_and_complement(a: f64) -> (f64, f64) {
         0.5,
         1.0,
     ];
-    let x = -a;
+    // Written so that a NaN passes through (f64::max would drop it).
     let x = if x < SMALLEST { SMALLEST } else { x };
     let shifted = x.mul_add(LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = n.mul_add(-LN2_LOW, n.mul_add(-LN2_HIGH, x));
-    let mut p = 1.0 / 479_001_600.0;
+    let mut q = 1.0 / 479_001_600.0;
     for c in TAYLOR {
-        p = r.mul_add(p, c);
+        q = r.mul_add(q, c);
     }
-    let p = p * r;
-    let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
+    (f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52), r, q)
+}
+
+/// `e^x` for `x <= 709`, to within 2 units in the last place; a NaN stays one.
+#[inline(always)]
+pub fn exp(x: f64) -> f64 {
+    let (scale, r, q) = reduced(x);
+    r.mul_add(q, 1.0) * scale
+}
+
+/// `(e^{-a}, 1 - e^{-a})` for `a >= 0`, each to within a few units in its last place.
+#[inline(always)]
+pub fn exp_and_complement(a: f64) -> (f64, f64) {
+    let (scale, r, q) = reduced(-a);
+    let p = r * q;
     (scale.mul_add(p, scale), (-scale).mul_add(p, 1.0 - scale))
 }
 

@@ -2,21 +2,16 @@
 
 use headflow::folder::RunFolder;
 use headflow::model::Error;
-use headflow::phase::search;
-use headflow::spec::{EvaluatorKind, Spec};
+use headflow::phase::lowest;
+use headflow::spec::{Spec, rows};
 use headflow::theory::bayes::best_bayes_risk;
 use headflow::theory::floor::floor;
-use headflow::theory::optimum::{Minimum, optimum};
-use headflow::theory::quadrature::{Quadrature, TIGHTEST};
-use nalgebra::DMatrix;
+use headflow::theory::optimum::Minimum;
 use serde_json::{Value, json};
 
 use super::{Clock, document, missed, print};
 use crate::cli::Request;
 use crate::progress::Progress;
-
-/// Losses at minima are evaluated to this part of the search's tolerance, where that can be had.
-const MORE_DIGITS: f64 = 1e-3;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
@@ -24,28 +19,10 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "optimum", request.force)).transpose()?;
     let (task, attention, heads) = (spec.task()?, spec.attention(), spec.head_count());
     let evaluators = spec.evaluators()?;
-    let evaluator = &evaluators[0];
-    let options = search(spec);
-    let progress = Progress::new("optimum", options.starts as u64, false, request.quiet);
-    let mut found = optimum(evaluator, &options, &progress)?;
+    let progress = Progress::new("optimum", spec.starts.unwrap_or(1) as u64, false, request.quiet);
+    let found = lowest(spec, &evaluators, &progress)?;
     drop(progress);
-    if spec.evaluator == Some(EvaluatorKind::Quadrature) {
-        let tolerance = (spec.tolerance.unwrap_or(1e-7) * MORE_DIGITS).max(TIGHTEST);
-        let exact = Quadrature::new(&task, heads, attention, tolerance)?;
-        for minimum in &mut found.minima {
-            let evaluation = exact.evaluate(&minimum.at, false);
-            if evaluation.error_estimate <= tolerance {
-                minimum.loss = evaluation.loss.value();
-            }
-        }
-        found.minima.sort_by(|a, b| a.loss.total_cmp(&b.loss));
-    }
-    let Some(best) = found.minima.first() else {
-        return Err(Error::invalid(
-            "starts",
-            format!("none of {} starts converged: use more, or a looser --tolerance", found.starts),
-        ));
-    };
+    let best = &found.minima[0];
     let risk = best_bayes_risk(&task, 1e-10)?.risk;
     let bound = floor(&task, heads, &attention, risk);
     let mut text = format!(
@@ -89,10 +66,6 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     }
     print(request, &result, &text);
     Ok(0)
-}
-
-fn rows(matrix: &DMatrix<f64>) -> Vec<Vec<f64>> {
-    matrix.row_iter().map(|row| row.iter().copied().collect()).collect()
 }
 
 fn of_minimum(minimum: &Minimum) -> Value {

@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
 use headflow::model::{Activation, Attention, Error, Task, Theta};
-use headflow::phase::{Axis, Cells, Quantity, fill, map_document, measure, saved, search, set, to_save};
+use headflow::phase::{Axis, Cells, Quantity, fill, map_document, measure, saved, set, to_save};
 use headflow::spec::{Purpose, Spec};
 use headflow::theory::bayes::best_bayes_risk;
 use headflow::theory::floor::floor;
-use headflow::theory::moments::Coordinates;
-use headflow::theory::optimum::optimum;
+use headflow::theory::moments::{Coordinates, Evaluator};
 use headflow::theory::quadrature::Quadrature;
 use headflow::theory::stability::rate_along;
 use nalgebra::DMatrix;
@@ -355,7 +354,7 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
     let mut fields = Map::new();
     let defaults = match name {
         "heads" => json!({"length": 5, "tolerance": 1e-4, "starts": 4}),
-        "specialised" => json!({"length": 5, "heads": 2, "points": 8192, "scrambles": 2}),
+        "specialised" => json!({"length": 5, "heads": 2, "evaluator": "quadrature", "gamma": 0.0}),
         "activations" => json!({"length": 6, "heads": 2, "starts": 4, "tolerance": 1e-8}),
         _ => json!({"heads": 2, "starts": 4, "tolerance": 1e-5}),
     };
@@ -379,7 +378,6 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
     let maps = |all: &[Cells]| match name {
         "activations" => json!({"lines": of_activations(&panels, all)}),
         "stages" => json!({"maps": with_spectrum(&panels, all)}),
-        "specialised" => json!({"maps": with_stability(&panels, all)}),
         _ => {
             let maps: Vec<Value> = panels.iter().zip(all).map(|(panel, cells)| panel.document(cells.clone())).collect();
             json!({"maps": maps})
@@ -478,33 +476,6 @@ fn heads(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         .collect()
 }
 
-/// Stands for a rate where there is no point to have one.
-const NO_POINT: f64 = 1e9;
-
-/// A rate below this is that of a stable point: sampling, and modes that move nothing (shares between equal heads of
-/// bayes-softmax), leave rates of 0 at a part of this.
-const STABLE: f64 = 2e-3;
-
-/// The maps of `specialised`: whether the largest specialising rate is positive.
-fn with_stability(panels: &[Panel], all: &[Cells]) -> Vec<Value> {
-    let class = |rate: f64| match rate {
-        NO_POINT => 2.0,
-        rate if rate < STABLE => 1.0,
-        _ => 0.0,
-    };
-    panels
-        .iter()
-        .zip(all)
-        .map(|(panel, cells)| {
-            let classes = cells.0.iter().map(|c| c.clone().map(|r| r.map(class))).collect();
-            let mut map = panel.document(Cells(classes));
-            map["names"] = json!(["unstable: heads specialise", "stable", "none found"]);
-            map["rates"] = json!(cells.rows(panel.x.values.len()));
-            map
-        })
-        .collect()
-}
-
 /// The largest specialising rate at the unspecialised point over mean and spread of a Gaussian theta.
 fn specialised(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
     Activation::ALL
@@ -517,22 +488,18 @@ fn specialised(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
             let (means, spreads) = (x.values.clone(), y.values.clone());
             let cell = move |i: usize, j: usize| {
                 let values = [("theta.mean", means[i]), ("theta.sd", spreads[j])];
-                let found = measure(&at(&fields, Quantity::GrowthRate, &values)?, Quantity::GrowthRate, &Interruptible);
-                // Equal heads need not come to rest anywhere.
-                found.or_else(
-                    |error| if error.to_string().contains("does not settle") { Ok(NO_POINT) } else { Err(error) },
-                )
+                measure(&at(&fields, Quantity::GrowthRate, &values)?, Quantity::GrowthRate, &Interruptible)
             };
             Ok(Panel {
                 title: activation.name().into(),
-                quantity: Quantity::Stages,
-                label: Some("unspecialised point"),
+                quantity: Quantity::GrowthRate,
+                label: None,
                 x,
                 y,
                 labels: [Some("mean of θ".into()), Some("standard deviation of θ".into())],
-                contours: None,
+                contours: Some(vec![0.0, 0.01, 0.1, 0.3]),
                 boundaries: Vec::new(),
-                note: None,
+                note: Some("stable where κ < 0".into()),
                 cell: Box::new(cell),
             })
         })
@@ -576,7 +543,6 @@ fn split_rate(length: usize, signal: f64, ratio: f64) -> Result<f64, Error> {
     let pair = Quadrature::new(&one, 2, attention, 1e-8)?;
     // The descent that the flow makes from small keys, in one coordinate.
     let slope = |kappa: f64| -> Result<f64, Error> {
-        use headflow::theory::moments::Evaluator;
         let at = Coordinates {
             m: DMatrix::from_row_slice(2, 1, &[kappa, -kappa]),
             c: DMatrix::zeros(2, 2),
@@ -656,14 +622,7 @@ fn activations(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         if let Some(activation) = Activation::ALL.get(j) {
             let fields = with(&fields, json!({"attention": activation.name()}));
             let spec = at(&fields, Quantity::OptimalLoss, &signal)?;
-            let evaluators = spec.evaluators()?;
-            let found = optimum(&evaluators[0], &search(&spec), &Interruptible)?;
-            let Some(best) = found.minima.first() else {
-                return Err(Error::invalid("starts", "none of the starts converged"));
-            };
-            // Tiny losses deserve more digits than a search.
-            let quadrature = Quadrature::new(&spec.task()?, spec.head_count(), spec.attention(), 1e-11)?;
-            return Ok(quadrature.evaluate(&best.at, false).loss.value().max(0.0));
+            return Ok(measure(&spec, Quantity::OptimalLoss, &Interruptible)?.max(0.0));
         }
         let spec = at(&without_search(&fields), Quantity::BayesRisk, &signal)?;
         let task = spec.task()?;

@@ -16,7 +16,7 @@ use headflow::model::{
 };
 use headflow::sims::ensemble::Replica;
 use headflow::sims::sgd::{Engine, Sgd};
-use headflow::spec::{EvaluatorKind, Initial, PRUNE_TOLERANCE, Purpose, Spec};
+use headflow::spec::{EvaluatorKind, Initial, PRUNE_TOLERANCE, Purpose, Spec, rows};
 use headflow::theory::evaluators::Averages;
 use headflow::theory::flow::{self, Solution, Statistics};
 use headflow::theory::moments::Coordinates;
@@ -243,7 +243,7 @@ fn spare(spec: &Spec) -> (i64, Option<i64>) {
 
 fn entry(spec: &Spec, trained: &Trained, all: &[Pruning]) -> Value {
     let (by_features, by_support) = spare(spec);
-    let rows = averages(all).into_iter().map(|row| {
+    let averages = averages(all).into_iter().map(|row| {
         json!({
             "removed": row.removed, "subsets": row.subsets, "exhaustive": row.exhaustive,
             "mean": row.mean.0, "standard_error": row.mean.1, "standard_deviation": row.standard_deviation,
@@ -260,12 +260,9 @@ fn entry(spec: &Spec, trained: &Trained, all: &[Pruning]) -> Value {
         })
     });
     let systems = trained.systems.iter().zip(all).enumerate().map(|(index, (point, pruning))| {
-        let matrix = |m: &nalgebra::DMatrix<f64>| {
-            m.row_iter().map(|row| row.iter().copied().collect::<Vec<_>>()).collect::<Vec<_>>()
-        };
         let each = |count: &dyn Fn(f64) -> usize| spec.prune_tolerances.iter().map(|&t| count(t)).collect::<Vec<_>>();
         json!({
-            "replica": index, "m": matrix(point.m()), "r": matrix(point.r()), "b": point.b(),
+            "replica": index, "m": rows(point.m()), "r": rows(point.r()), "b": point.b(),
             "rows": pruning.rows,
             "by_choice": each(&|t| pruning.prunable(t)), "together": each(&|t| pruning.prunable_together(t)),
             "at_random": each(&|t| pruning.prunable_at_random(t)),
@@ -274,7 +271,7 @@ fn entry(spec: &Spec, trained: &Trained, all: &[Pruning]) -> Value {
     json!({
         "route": trained.route, "heads": spec.head_count(), "features": spec.theta.features(),
         "support": spec.theta.support(), "heads_minus_features": by_features, "heads_minus_support": by_support,
-        "rows": rows.collect::<Vec<_>>(), "can_go": numbers.collect::<Vec<_>>(),
+        "rows": averages.collect::<Vec<_>>(), "can_go": numbers.collect::<Vec<_>>(),
         "systems": systems.collect::<Vec<_>>(),
     })
 }

@@ -2,13 +2,12 @@
 
 use headflow::folder::RunFolder;
 use headflow::model::{Activation, Bias, Error, Watch};
-use headflow::spec::{At, Spec};
+use headflow::spec::{At, Spec, rows};
 use headflow::theory::escape::{Escape, Rates, departure};
 use headflow::theory::evaluators::Averages;
 use headflow::theory::moments::Coordinates;
 use headflow::theory::stability::{Stability, check_stationary, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
-use nalgebra::DMatrix;
 use serde_json::{Value, json};
 
 use super::flow::integrate;
@@ -219,9 +218,6 @@ impl Answer {
 
     fn json(&self, dimensions: &[usize]) -> Value {
         let Stability { at, loss, residual, rank, modes } = &self.stability;
-        let rows = |matrix: &DMatrix<f64>| -> Vec<Vec<f64>> {
-            matrix.row_iter().map(|row| row.iter().copied().collect()).collect()
-        };
         let escapes: Vec<Value> = self
             .escapes
             .iter()

@@ -91,7 +91,7 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
     if all.len() < 2 {
         return Err(Error::invalid(
             "theta",
-            "has signals too large for the Bayes risk: it is 0 to any precision, or use fewer support points",
+            "has signals too large, or too many support points, for the work that the Bayes risk may take",
         ));
     }
     let (relevant, error) = mean_and_error(all.iter().map(|m| m[0]));

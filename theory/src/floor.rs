@@ -25,10 +25,7 @@ use crate::quadrature::signals::{gaussian, support};
 /// A loss that `heads` heads cannot pass, given the Bayes risk: never below it.
 pub fn floor(task: &Task, heads: usize, attention: &Attention, bayes_risk: f64) -> f64 {
     let length = task.length() as f64;
-    let g = match attention.aggregation {
-        Aggregation::Mean => 1.0 / heads as f64,
-        Aggregation::Sum => 1.0,
-    };
+    let g = attention.gain(heads);
     let s = symmetric_part(task.theta());
     // One bayes-softmax head is a softmax head.
     let single = heads == 1 && attention.activation == Activation::BayesSoftmax;

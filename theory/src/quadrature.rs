@@ -21,7 +21,7 @@ pub(crate) mod signals;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headflow_model::{Activation, Aggregation, Attention, Error, Task, mean_and_error};
+use headflow_model::{Activation, Attention, Error, Task, mean_and_error};
 use nalgebra::DMatrix;
 use rayon::prelude::*;
 
@@ -37,7 +37,7 @@ pub const TIGHTEST: f64 = 1e-13;
 /// Loosest tolerance.
 pub const LOOSEST: f64 = 1e-2;
 
-/// Decades beyond the tolerance that steps are chosen for, in `ln`.
+/// How far beyond the tolerance steps are chosen for: `Lambda = MARGIN - ln(tolerance)`.
 const MARGIN: f64 = 7.0;
 
 /// The check's `Lambda`, as a fraction.
@@ -113,16 +113,13 @@ pub struct HeadMoments {
     pub products: DMatrix<f64>,
     /// Estimated error of each.
     pub error_estimate: f64,
-    aggregation: Aggregation,
+    attention: Attention,
 }
 
 impl HeadMoments {
     /// The loss of the heads `kept` alone.
     pub fn loss(&self, kept: &[usize]) -> Loss {
-        let g = match self.aggregation {
-            Aggregation::Mean => 1.0 / kept.len() as f64,
-            Aggregation::Sum => 1.0,
-        };
+        let g = self.attention.gain(kept.len());
         let products = kept.iter().flat_map(|&h| kept.iter().map(move |&k| self.products[(h, k)]));
         Loss {
             attention_on_relevant: g * kept.iter().map(|&h| self.relevant[h]).sum::<f64>(),
@@ -300,7 +297,7 @@ impl Quadrature {
         };
         let ((relevant, products), errors) = refined(self.tolerance, of, distance)?;
         let error_estimate = errors[0].max(errors[1]) + ROUNDING;
-        Some(HeadMoments { relevant, products, error_estimate, aggregation: self.attention.aggregation })
+        Some(HeadMoments { relevant, products, error_estimate, attention: self.attention })
     }
 
     fn met(&self, evaluation: Evaluation) -> Result<Evaluation, Error> {
@@ -361,26 +358,21 @@ impl Quadrature {
 
     /// What there is where an evaluation would take too much work.
     fn nothing(&self, gradient: bool) -> Evaluation {
-        let (nan, heads, features) = (f64::NAN, self.heads, self.task.features());
-        let matrix = |columns| DMatrix::from_element(heads, columns, nan);
         Evaluation {
-            loss: Loss { attention_on_relevant: nan, second_moment: nan },
-            gradient: gradient.then(|| Gradient { m: matrix(features), r: matrix(heads), b: vec![nan; heads] }),
+            loss: Loss { attention_on_relevant: f64::NAN, second_moment: f64::NAN },
+            gradient: gradient.then(|| self.no_gradient()),
             error_estimate: f64::INFINITY,
             gradient_error_estimate: if gradient { f64::INFINITY } else { 0.0 },
         }
     }
 
-    fn precision(&self, lambda: f64) -> Precision {
-        Precision { lambda, tokens: self.task.length() as f64 }
+    fn no_gradient(&self) -> Gradient {
+        let matrix = |columns| DMatrix::from_element(self.heads, columns, f64::NAN);
+        Gradient { m: matrix(self.task.features()), r: matrix(self.heads), b: vec![f64::NAN; self.heads] }
     }
 
-    /// The factor `g` of the attention.
-    fn scale(&self) -> f64 {
-        match self.attention.aggregation {
-            Aggregation::Mean => 1.0 / self.heads as f64,
-            Aggregation::Sum => 1.0,
-        }
+    fn precision(&self, lambda: f64) -> Precision {
+        Precision { lambda, tokens: self.task.length() as f64 }
     }
 
     /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work.
@@ -404,7 +396,7 @@ impl Quadrature {
         precision: Precision,
         gradient: bool,
     ) -> Option<Vec<Contribution>> {
-        let (g, heads) = (self.scale(), self.heads);
+        let (g, heads) = (self.attention.gain(self.heads), self.heads);
         let leak = self.attention.activation == Activation::Softmax1;
         // A pair stands for both of its orders.
         let ask = |second: f64| pairs::Question {
@@ -438,7 +430,7 @@ impl Quadrature {
     }
 
     fn pairs_at(&self, at: &Coordinates, r: &DMatrix<f64>, precision: Precision, gradient: bool) -> Option<Evaluation> {
-        let (g, heads) = (self.scale(), self.heads);
+        let (g, heads) = (self.attention.gain(self.heads), self.heads);
         let parts = self.contributions(at, r, precision, gradient)?;
         let mut loss = Loss::default();
         let mut sum = Gradient {
@@ -479,7 +471,7 @@ impl Quadrature {
         gradient: bool,
         rule: &Rule,
     ) -> Option<Evaluation> {
-        let g = self.scale();
+        let g = self.attention.gain(self.heads);
         let components = self.signals.components(&at.m, precision);
         let question = shared::Question {
             m: &at.m,
@@ -564,11 +556,7 @@ impl Evaluator for Quadrature {
 
     fn moments(&self, at: &Coordinates) -> Moments {
         let evaluation = self.evaluate(at, true);
-        let gradient = evaluation.gradient.unwrap_or_else(|| Gradient {
-            m: DMatrix::zeros(self.heads, self.task.features()),
-            r: DMatrix::zeros(self.heads, self.heads),
-            b: vec![0.0; self.heads],
-        });
+        let gradient = evaluation.gradient.unwrap_or_else(|| self.no_gradient());
         // r = m m^T + C C^T.
         Moments {
             loss: evaluation.loss,

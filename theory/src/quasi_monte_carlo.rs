@@ -210,7 +210,7 @@ impl Evaluator for QuasiMonteCarlo {
 }
 
 /// The uniforms of one point: scrambled Sobol, then pseudo-random.
-fn fill_uniforms(uniforms: &mut [f64], index: usize, seed: u32, stream: &Stream, point: usize) {
+pub(crate) fn fill_uniforms(uniforms: &mut [f64], index: usize, seed: u32, stream: &Stream, point: usize) {
     let split = uniforms.len().min(SOBOL_DIMENSIONS);
     let (quasi, pseudo) = uniforms.split_at_mut(split);
     for (set, values) in quasi.chunks_mut(4).enumerate() {

@@ -44,7 +44,7 @@ const RANK: f64 = 1e-7;
 const SOLVED: f64 = 1e-9;
 
 /// Largest number of steps of a root solve that follows the flow.
-const MAX_STEPS: usize = 100;
+const MAX_STEPS: usize = 1000;
 
 /// Largest number of Newton steps.
 const NEWTON_STEPS: usize = 25;
@@ -633,8 +633,12 @@ pub fn unspecialised<E: Evaluator>(evaluators: &[E], noise: f64) -> Result<Coord
     Ok(point(&solved).0)
 }
 
+/// Longest step of a coordinate on the way: further, another stationary point may be nearer.
+const LONGEST_STEP: f64 = 0.5;
+
 /// The stationary point to which `du/dtau = f(u)` leads: implicit steps that grow, from the first `time_step`
-/// on, and are Newton's at the end.
+/// on, and are Newton's at the end. Where a direction grows, at a rate `lambda`, steps stay below `1 / (2 lambda)`: beyond
+/// `1 / lambda` an implicit step goes backwards, to where the flow came from or to a saddle.
 fn follow(
     start: &DVector<f64>,
     f: &dyn Fn(&DVector<f64>) -> Option<DVector<f64>>,
@@ -652,10 +656,14 @@ fn follow(
             return Some(u);
         }
         let jacobian = differences(&u, &value, f)?;
+        let fastest = jacobian.complex_eigenvalues().iter().map(|e| e.re).fold(f64::NEG_INFINITY, f64::max);
+        if fastest > 0.0 {
+            time_step = time_step.min(0.5 / fastest);
+        }
         let system = DMatrix::identity(u.len(), u.len()) / time_step - jacobian;
         let step = system.lu().solve(&value)?;
         let next = &u + &step;
-        match f(&next).filter(|_| step.amax() < 2.0) {
+        match f(&next).filter(|_| step.amax() < LONGEST_STEP) {
             Some(new) => {
                 // Faster as the drift falls.
                 time_step = (time_step * (value.amax() / new.amax().max(1e-300)).clamp(2.0, 10.0)).min(1e15);

@@ -2,7 +2,7 @@
 //! events, and what it does when it cannot go on.
 
 use headflow_model::{
-    Activation, Aggregation, Attention, Bias, OrderParameters, Quantity, StopReason, Task, Theta, Unwatched, Watch,
+    Activation, Attention, Bias, OrderParameters, Quantity, StopReason, Task, Theta, Unwatched, Watch,
 };
 use headflow_theory::flow::{self, Event, Method, Options, derivative, solve};
 use headflow_theory::moments::{Coordinates, Evaluator, Loss, Moments};
@@ -11,15 +11,7 @@ use nalgebra::DMatrix;
 use proptest::prelude::*;
 
 fn attentions() -> Vec<Attention> {
-    let mut all = Vec::new();
-    for activation in Activation::ALL {
-        for bias in [Bias::None, Bias::HalfNorm, Bias::Trained] {
-            for aggregation in [Aggregation::Mean, Aggregation::Sum] {
-                all.push(Attention { activation, bias, aggregation });
-            }
-        }
-    }
-    all
+    Attention::all().collect()
 }
 
 fn task() -> Task {

@@ -1,7 +1,7 @@
 //! The quadrature and the Bayes risk against values of independent programs, against finite differences, against
 //! quasi-Monte Carlo, and against themselves at a tighter tolerance.
 
-use headflow_model::{Activation, Aggregation, Attention, Bias, OrderParameters, Task, Theta, mean_and_error};
+use headflow_model::{Activation, Attention, OrderParameters, Task, Theta, mean_and_error};
 use headflow_theory::bayes::bayes_risk;
 use headflow_theory::moments::{Coordinates, Evaluator};
 use headflow_theory::quadrature::Quadrature;
@@ -99,15 +99,7 @@ fn reference_bayes_risks() {
 }
 
 fn attentions() -> Vec<Attention> {
-    let mut all = Vec::new();
-    for activation in Activation::ALL {
-        for bias in [Bias::None, Bias::HalfNorm, Bias::Trained] {
-            for aggregation in [Aggregation::Mean, Aggregation::Sum] {
-                all.push(Attention { activation, bias, aggregation });
-            }
-        }
-    }
-    all
+    Attention::all().collect()
 }
 
 fn thetas() -> Vec<Theta> {

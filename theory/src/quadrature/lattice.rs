@@ -321,6 +321,14 @@ impl WithSimd for Contract<'_> {
     }
 }
 
+/// `(1 - x)^n`, for `n` a whole number.
+pub(crate) fn power(x: f64, n: f64) -> f64 {
+    if n == 0.0 {
+        return 1.0;
+    }
+    (n * (-x.min(1.0)).ln_1p()).exp()
+}
+
 /// `ln E[e^{-u e^s}]` at `t = ln u` over nodes whose weights need not sum to 1 exactly, wherever it lies: from the complement where
 /// it is near 0.
 pub(crate) fn log_average(scores: &[f64], weights: &[f64], t: f64) -> f64 {

@@ -17,7 +17,7 @@
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
-use super::lattice::{Laplace, Normal, Precision, X, crossing, log_average, table};
+use super::lattice::{Laplace, Normal, Precision, X, crossing, log_average, power, table};
 use super::signals::{Component, Signals};
 
 /// The Gaussian law of one token's scores under two heads.
@@ -95,14 +95,6 @@ impl Contribution {
             self.m[1] += &mh * covariance[1] + &mk * (2.0 * covariance[2]);
         }
     }
-}
-
-/// `(1 - x)^n`, for `n` a whole number.
-fn power(x: f64, n: f64) -> f64 {
-    if n == 0.0 {
-        return 1.0;
-    }
-    (n * (-x.min(1.0)).ln_1p()).exp()
 }
 
 /// `e^{-u}` for softmax1, 1 for softmax.

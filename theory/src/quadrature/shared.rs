@@ -17,8 +17,9 @@ use headflow_model::random::{Purpose, Stream, normal_quantile};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
-use super::lattice::{Laplace, Normal, Precision, crossing, derivatives, log_average, table};
+use super::lattice::{Laplace, Normal, Precision, crossing, derivatives, log_average, power, table};
 use super::signals::Component;
+use crate::quasi_monte_carlo::fill_uniforms;
 
 /// Largest rank of a tensor grid.
 pub(crate) const TENSOR_RANK: usize = 3;
@@ -76,20 +77,10 @@ impl Nodes {
     pub fn quasi_random(rank: usize, count: usize, scramble: u32) -> Self {
         let stream = Stream::new(0, Purpose::Points, scramble);
         let seed = stream.words(0, 0, 0)[0];
-        let quasi = rank.min(sobol_burley::NUM_DIMENSIONS as usize);
         let mut z = vec![0.0; rank * count];
         z.par_chunks_mut(rank.max(1)).enumerate().for_each(|(point, z)| {
-            let (head, tail) = z.split_at_mut(quasi);
-            for (set, values) in head.chunks_mut(4).enumerate() {
-                let sample = sobol_burley::sample_4d(point as u32, set as u32, seed);
-                for (z, s) in values.iter_mut().zip(sample) {
-                    *z = normal_quantile(f64::from(s) + 0.5 / f64::from(1u32 << 23));
-                }
-            }
-            if !tail.is_empty() {
-                stream.uniforms(point as u64, 1, tail);
-                tail.iter_mut().for_each(|z| *z = normal_quantile(*z));
-            }
+            fill_uniforms(z, point, seed, &stream, point);
+            z.iter_mut().for_each(|z| *z = normal_quantile(*z));
         });
         Self { rank, z, weights: vec![1.0 / count as f64; count] }
     }
@@ -189,7 +180,6 @@ pub(crate) fn shared(
     let n = lattice.len();
     let (plain, signal) = (background.averages::<3>(&lattice), relevant.averages::<3>(&lattice));
     let others = precision.tokens - 1.0;
-    let power = |x: f64, n: f64| if n == 0.0 { 1.0 } else { (n * (-x.min(1.0)).ln_1p()).exp() };
     let empty = || std::array::from_fn(|_| vec![0.0; n]);
     let mut answer = Shared { first: 0.0, second: 0.0, lattice, relevant: empty(), background: empty() };
     for i in 0..n {

@@ -1,0 +1,43 @@
+//! The program as a user meets it: runs of it, and what they say.
+
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Runs the program in a folder.
+pub fn headflow(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_headflow")).args(arguments).current_dir(folder).output().unwrap()
+}
+
+/// What a run prints that succeeds and has nothing to complain of.
+pub fn ok(folder: &Path, arguments: &[&str]) -> String {
+    let output = headflow(folder, arguments);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?} failed: {error}");
+    assert!(error.is_empty(), "{arguments:?} said: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Reads a document.
+pub fn document(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+/// The document that a run prints.
+pub fn printed(folder: &Path, arguments: &[&str]) -> Value {
+    document(&ok(folder, &[arguments, &["--json"]].concat()))
+}
+
+/// Bad input: exit code 2, one line, which says `expected`, nothing on standard output.
+pub fn refused(folder: &Path, arguments: &[&str], expected: &str) {
+    let output = headflow(folder, arguments);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    assert_eq!(error.trim_end().lines().count(), 1, "{arguments:?}: {error}");
+    assert!(error.contains(expected), "{arguments:?}: {error}");
+    assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+}
