@@ -14,10 +14,10 @@
 //! covariance are half of second derivatives. With `s_h = b_h + l_11 x`, `s_h' = b_h' + l_21 x + l_22 y` the
 //! two-dimensional averages are products of matrices over `x`.
 
-use nalgebra::{DMatrix, DVector};
+use nalgebra::{DMatrix, DMatrixView, DVector};
 use rayon::prelude::*;
 
-use super::lattice::{Laplace, Normal, Precision, X, crossing, log_average, power, table};
+use super::lattice::{Laplace, Normal, Precision, X, crossing, log_average, power, smoothed, table};
 use super::signals::{Component, Signals};
 
 /// The Gaussian law of one token's scores under two heads.
@@ -288,16 +288,15 @@ impl Fields {
         let (along, across) = (Normal::new(precision, l11.max(l21.abs())), Normal::new(precision, l22));
         let (nu, nv, nx) = (u.len(), v.len(), along.x.len());
         let offsets = |mean: f64, slope: f64| -> Vec<f64> { along.x.iter().map(|x| mean + slope * x).collect() };
-        let inner: Vec<f64> = across.x.iter().map(|y| l22 * y).collect();
-        let one = table::<KERNELS>(u, &offsets(scores.mean[0], l11), Some(&along.weights), (&[0.0], &[1.0]));
-        let two = table::<KERNELS>(v, &offsets(scores.mean[1], l21), None, (&inner, &across.weights));
+        let mut one = table::<KERNELS>(u, &offsets(scores.mean[0], l11), Some(&along.weights), (&[0.0], &[1.0]));
+        let two = smoothed::<KERNELS>(v, &offsets(scores.mean[1], l21), l22, &across);
+        // 1 - Phi_00 = E[X_h] + E[e^{-a_h} X_h']: sums of positive terms.
+        let plain = DVector::from_fn(nu, |i, _| (0..nx).map(|p| one[(p * KERNELS + X) * nu + i]).sum::<f64>());
         // Head one: kernel k as an nu x nx matrix, with e^{-a} in place of X.
-        let kernel = |k: usize| {
-            DMatrix::from_fn(nu, nx, |i, p| {
-                let value = one[(p * KERNELS + k) * nu + i];
-                if k == X { along.weights[p] - value } else { value }
-            })
-        };
+        for (block, weight) in one.chunks_exact_mut(KERNELS * nu).zip(&along.weights) {
+            block[..nu].iter_mut().for_each(|value| *value = weight - *value);
+        }
+        let kernel = |k: usize| DMatrixView::from_slice_with_strides(&one[k * nu..], nu, nx, 1, KERNELS * nu);
         // Head two: kernels side by side, in the order X, G_1, G_2, e^{-a}, G_3, so that what is needed is adjacent.
         let order: &[usize] = if KERNELS == 2 { &[0, 1] } else { &[0, 1, 2, 4, 3] };
         let mut second = DMatrix::zeros(nx, order.len() * nv);
@@ -311,8 +310,6 @@ impl Fields {
         }
         let product = |k: usize, from: usize, count: usize| kernel(k) * second.columns(from * nv, count * nv);
         let part = |all: &DMatrix<f64>, place: usize| all.columns(place * nv, nv).into_owned();
-        // 1 - Phi_00 = E[X_h] + E[e^{-a_h} X_h']: sums of positive terms.
-        let plain = DVector::from_fn(nu, |i, _| (0..nx).map(|p| one[(p * KERNELS + X) * nu + i]).sum::<f64>());
         let add_plain = |mut x: DMatrix<f64>| {
             x.column_iter_mut().for_each(|mut column| column += &plain);
             x
