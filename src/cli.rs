@@ -1,6 +1,7 @@
 //! The command line: commands, flags and help. Every field of a spec is a flag, from the one table
 //! in [`headflow::spec::FIELDS`].
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -63,13 +64,38 @@ pub struct Request {
     pub y: Option<String>,
     /// `phase`: what is computed.
     pub quantity: Option<String>,
+    /// `xsa`: what was given, by the names of [`XSA`].
+    pub xsa: BTreeMap<&'static str, String>,
+}
+
+/// The flags of `xsa bias` and `xsa measure`: name, value, help.
+pub const XSA: [(&str, &str, &str); 11] = [
+    ("model", "FILE", "A model of the llama architecture in a GGUF file"),
+    ("text", "FILE", "The text to measure, in a file of UTF-8"),
+    ("tokens", "FILE", "The token ids to measure, in a JSON file: a list, or an object whose \"tokens\" is one"),
+    ("rho", "RANGE", "Correlations of values, as FROM:TO:COUNT or V1,V2,... [default: 0:0.9:16]"),
+    ("self_attention", "RANGE", "Weights on oneself to aim at, likewise, between 0 and 1 [default: 0.02:0.92:16]"),
+    ("lengths", "LIST", "Lengths of sequences, a map each [default: 16,128,1024]"),
+    ("sequences", "N", "Independent sequences a cell [default: 8]"),
+    ("key_size", "N", "Numbers in a query or key [default: 128]"),
+    ("value_size", "N", "Numbers in a value [default: 128]"),
+    ("spread", "S", "Standard deviation of the random part of scores [default: 1]"),
+    ("seed", "N", "Seed of all random numbers [default: 0]"),
+];
+
+fn xsa_flags(names: &[&str]) -> Vec<Arg> {
+    let flags = XSA.iter().filter(|(name, _, _)| names.contains(name));
+    let flag = |(name, value, help): &(&'static str, &'static str, &'static str)| {
+        Arg::new(*name).long(name.replace('_', "-")).value_name(*value).help(*help).allow_hyphen_values(true)
+    };
+    flags.map(flag).chain(run_flags()).collect()
 }
 
 /// The most threads.
 const MAX_THREADS: usize = 1024;
 
 /// Names of figures.
-pub const FIGURES: [&str; 11] = [
+pub const FIGURES: [&str; 13] = [
     "comparison",
     "specialization",
     "escape",
@@ -81,6 +107,8 @@ pub const FIGURES: [&str; 11] = [
     "stages",
     "activations",
     "pruning",
+    "xsa-bias",
+    "xsa-model",
 ];
 
 fn spec_flags() -> Vec<Arg> {
@@ -299,6 +327,50 @@ pub fn build() -> Command {
         )
         .subcommand(
             command(
+                "xsa",
+                "Exclusive self-attention: the bias that it removes, on synthetic values and in language models",
+                "Attention outputs y_i resemble the token's own value v_i: cos(y_i, v_i) is the attention similarity bias. \
+                 Exclusive self-attention (XSA) removes that part: z_i = y_i - (y_i . v_i / |v_i|^2) v_i.",
+                "Examples:\n  headflow xsa bias\n  headflow xsa measure --model FILE.gguf --text FILE",
+            )
+            .subcommand_required(true)
+            .arg_required_else_help(true)
+            .subcommand(
+                command(
+                    "measure",
+                    "Measure the bias of every head of a language model on a text",
+                    "Runs the model in single precision and gives for every layer and head, as averages over positions (position 0 \
+                     is left out: it sees only itself): cos(y_i, v_i), a_ii, sum_j a_ij^2, the attention on the first token, the \
+                     fraction of |y_i|^2 that XSA removes, the correlation rho of values, controls, and how well the closed form \
+                     predicts the bias; with perplexities as trained and with XSA switched on. \
+                     Needs a program with the feature gguf: cargo build --release --features gguf.",
+                    "Examples:\n  headflow xsa measure --model model.gguf --text book.txt\n  \
+                     headflow xsa measure --model model.gguf --tokens ids.json --json",
+                )
+                .args(xsa_flags(&["model", "text", "tokens"])),
+            )
+            .subcommand(
+                command(
+                    "bias",
+                    "Map the bias of synthetic attention over value correlation, self attention and length",
+                    "Correlated Gaussian values, v_j = sqrt(rho) u + sqrt(1 - rho) w_j, under random scores with a preference \
+                     for oneself: measured cosines in colour, the closed form's as lines.",
+                    "Examples:\n  headflow xsa bias\n  headflow xsa bias --lengths 64 --rho 0:0.5:6 --self-attention 0.1,0.5,0.9 --json",
+                )
+                .args(xsa_flags(&[
+                    "rho",
+                    "self_attention",
+                    "lengths",
+                    "sequences",
+                    "key_size",
+                    "value_size",
+                    "spread",
+                    "seed",
+                ])),
+            ),
+        )
+        .subcommand(
+            command(
                 "figure",
                 "Draw a figure, from results that exist (--from) or by computing them",
                 "comparison: theory and SGD of one result folder (--from is required).\n\
@@ -318,7 +390,9 @@ pub fn build() -> Command {
                  stages: softmax, H = 4, two flips: where the second stage of specialization exists, over nu and L.\n\
                  activations: optimal loss against nu for the three activations.\n\
                  These five are phase diagrams, resumable like those of phase.\n\
-                 These compute a run with defaults of their own, any field of which can be given, into a folder; \
+                 xsa-bias: the attention similarity bias of synthetic values, as xsa bias (without flags of its own).\n\
+                 xsa-model: that of a language model, from a result of xsa measure (--from is required).\n\
+                 All but comparison, specialization and these two compute a run with defaults of their own, any field of which can be given, into a folder; \
                  --from draws it again.",
                 "Examples:\n  headflow figure comparison --from results/compare\n  headflow figure specialization\n  \
                  headflow figure escape\n  headflow figure hierarchy --attention softmax1\n  \
@@ -346,6 +420,10 @@ pub fn build() -> Command {
 /// Names the flag or field that is wrong.
 pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
     let (command, matches) = matches.subcommand().unwrap_or(("doctor", matches));
+    let (command, matches) = match matches.subcommand() {
+        Some((below, matches)) => (format!("{command} {below}"), matches),
+        None => (command.to_string(), matches),
+    };
     let text = |name: &str| matches.try_get_one::<String>(name).ok().flatten().cloned();
     let flag = |name: &str| matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false);
     let mut fields = match text("spec") {
@@ -363,9 +441,9 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
         }
     }
     overlay(&mut fields, flags);
-    for name in ["out", "from", "resume"] {
+    for name in ["out", "from", "resume", "model", "text", "tokens"] {
         if text(name).is_some_and(|path| path.is_empty()) {
-            return Err(Error::invalid(name, "the name of a folder is empty"));
+            return Err(Error::invalid(name, "the name is empty"));
         }
     }
     let threads = text("threads")
@@ -375,7 +453,7 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
         })
         .transpose()?;
     Ok(Request {
-        command: command.into(),
+        command,
         fields,
         out: text("out").map(PathBuf::from),
         force: flag("force"),
@@ -389,5 +467,6 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
         x: text("x"),
         y: text("y"),
         quantity: text("quantity"),
+        xsa: XSA.iter().filter_map(|(name, _, _)| Some((*name, text(name)?))).collect(),
     })
 }

@@ -20,7 +20,7 @@ use tempfile::NamedTempFile;
 pub const CHECKPOINT: &str = "checkpoint.json";
 
 /// What runs write, the document first: without it a folder holds no result.
-const FILES: [&str; 27] = [
+const FILES: [&str; 31] = [
     "result.json",
     "series.csv",
     "series.npz",
@@ -48,6 +48,10 @@ const FILES: [&str; 27] = [
     "stages.svg",
     "activations.png",
     "activations.svg",
+    "xsa-bias.png",
+    "xsa-bias.svg",
+    "xsa-model.png",
+    "xsa-model.svg",
 ];
 
 /// Where runs go unless told otherwise.

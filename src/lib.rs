@@ -1,7 +1,7 @@
 //! Attention heads that specialise: the high-dimensional theory of multi-head attention in the
 //! single-location model, and the SGD that it predicts.
 //!
-//! The library re-exports the crates it is made of ([`model`], [`theory`], [`sims`], [`figures`])
+//! The library re-exports the crates it is made of ([`model`], [`theory`], [`sims`], [`xsa`], [`figures`])
 //! and adds what needs both theory and simulation: experiments as documents ([`spec`]), the folder
 //! that a run writes ([`folder`]) and the statistical verdict on theory against simulation
 //! ([`agreement`]). The program `headflow` only puts these together.
@@ -23,6 +23,7 @@ pub use headflow_figures as figures;
 pub use headflow_model as model;
 pub use headflow_sims as sims;
 pub use headflow_theory as theory;
+pub use headflow_xsa as xsa;
 
 pub mod agreement;
 pub mod folder;

@@ -58,6 +58,8 @@ pub enum Purpose {
     Starts = 6,
     /// Random sets of heads to remove.
     Pruning = 7,
+    /// Synthetic queries, keys and values.
+    Values = 8,
 }
 
 /// One Philox4x32 block with `rounds` rounds: 128 random bits from a counter and a key.

@@ -13,6 +13,7 @@ mod prune;
 mod simulate;
 mod stability;
 mod stages;
+mod xsa;
 
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -31,6 +32,7 @@ use crate::cli::{FIGURES, Request};
 pub fn run(request: &Request) -> Result<u8, Error> {
     let purpose = match request.command.as_str() {
         "doctor" => return doctor::run(request),
+        "xsa bias" | "xsa measure" => return xsa::run(request),
         "flow" => Purpose::Flow,
         "loss" => Purpose::Loss,
         "simulate" => Purpose::Simulate,
@@ -53,6 +55,7 @@ pub fn run(request: &Request) -> Result<u8, Error> {
     }
     match (request.command.as_str(), request.figure.as_deref()) {
         ("phase", _) => return phase::run(request),
+        ("figure", Some("xsa-bias" | "xsa-model")) => return xsa::figure(request),
         ("figure", Some(name)) if phase::FIGURES.contains(&name) => return phase::figure(request, name),
         _ => {}
     }
@@ -106,22 +109,27 @@ impl Clock {
 /// The parts of a result document that every command has.
 fn document(command: &str, spec: &Spec, clock: &Clock, rest: Value) -> Result<Value, Error> {
     let spec_value = serde_json::to_value(spec).map_err(|e| Error::unreadable("spec", e))?;
+    Ok(headed(command, spec_value, json!(spec.seed), clock, rest))
+}
+
+/// The same for a spec of any form.
+fn headed(command: &str, spec: Value, seed: Value, clock: &Clock, rest: Value) -> Value {
     let mut document = Map::from_iter([
         ("format".to_string(), json!("headflow-result")),
         ("format_version".to_string(), json!(1)),
         ("command".to_string(), json!(command)),
         ("version".to_string(), json!(headflow::VERSION)),
         ("git_revision".to_string(), json!(headflow::GIT_REVISION)),
-        ("seed".to_string(), json!(spec.seed)),
+        ("seed".to_string(), seed),
         ("started_unix_seconds".to_string(), json!(clock.unix)),
         ("wall_time_seconds".to_string(), json!(clock.seconds())),
         ("threads".to_string(), json!(rayon::current_num_threads())),
-        ("spec".to_string(), spec_value),
+        ("spec".to_string(), spec),
     ]);
     if let Value::Object(rest) = rest {
         document.extend(rest);
     }
-    Ok(Value::Object(document))
+    Value::Object(document)
 }
 
 /// A line on a quadrature that could not keep its tolerance everywhere.

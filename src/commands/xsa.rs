@@ -1,0 +1,548 @@
+//! `headflow xsa bias` and `headflow xsa measure`: the attention similarity bias of synthetic values and of
+//! language models, and the figures `xsa-bias` and `xsa-model`.
+
+use std::path::{Path, PathBuf};
+
+use headflow::figures;
+use headflow::folder::RunFolder;
+use headflow::model::{Error, Watch};
+use headflow::xsa;
+use headflow::xsa::synthetic::Synthetic;
+use serde_json::{Value, json};
+
+use super::figure::failed;
+use super::{Clock, headed, names, print};
+use crate::cli::Request;
+use crate::progress::Progress;
+
+/// The most cells of a map.
+const MOST_CELLS: usize = 10_000;
+
+pub fn run(request: &Request) -> Result<u8, Error> {
+    match request.command.as_str() {
+        "xsa bias" => bias(request),
+        _ => measure(request),
+    }
+}
+
+/// Draws a result that exists; `xsa-bias` can also be computed.
+pub fn figure(request: &Request) -> Result<u8, Error> {
+    let name = request.figure.as_deref().unwrap_or_default();
+    if let Some(given) = request.fields.keys().next() {
+        return Err(Error::invalid(given, format!("has no effect on {name}; leave it out")));
+    }
+    if request.resume.is_some() {
+        return Err(Error::invalid("resume", format!("{name} is not resumable; leave it out")));
+    }
+    let Some(from) = &request.from else {
+        if name == "xsa-bias" {
+            return bias(request);
+        }
+        return Err(Error::invalid("from", "xsa-model draws a result that exists: --from FOLDER, which xsa measure wrote"));
+    };
+    let out = request.out.as_ref().unwrap_or(from);
+    std::fs::create_dir_all(out)
+        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+    let draw = if name == "xsa-bias" { figures::map } else { figures::xsa_model };
+    let files = draw(from, &out.join(name)).map_err(failed)?;
+    let clock = Clock::start();
+    let result = headed("figure", json!({"from": from}), Value::Null, &clock, json!({"figure": name, "files": files}));
+    print(request, &result, &format!("{}: {}\n", out.display(), names(out, &files)));
+    Ok(0)
+}
+
+fn input(error: xsa::Error) -> Error {
+    match error {
+        xsa::Error::Invalid { field, problem } => Error::invalid(field.replace('_', "-"), problem),
+        xsa::Error::Unreadable { place, problem } => Error::unreadable(place, problem),
+        other => Error::unreadable("attention", other),
+    }
+}
+
+/// Draws the figure of a finished result; one that fails does not undo the result.
+fn drawn(
+    folder: &Path,
+    name: &str,
+    draw: fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>,
+) -> String {
+    match draw(folder, &folder.join(name)) {
+        Ok(files) => format!(", {}", names(folder, &files)),
+        Err(error) => {
+            eprintln!("headflow: the results are written, but their figure is not: {error}");
+            String::new()
+        }
+    }
+}
+
+fn whole(request: &Request, name: &str, default: usize, from: usize, to: usize) -> Result<usize, Error> {
+    let Some(text) = request.xsa.get(name) else { return Ok(default) };
+    match text.parse() {
+        Ok(value) if (from..=to).contains(&value) => Ok(value),
+        _ => Err(Error::invalid(name.replace('_', "-"), format!("\"{text}\" is not a whole number from {from} to {to}"))),
+    }
+}
+
+/// `FROM:TO:COUNT` or `V1,V2,...`, growing.
+fn range(request: &Request, name: &str, default: &str, low: f64, high: f64) -> Result<Vec<f64>, Error> {
+    let text = request.xsa.get(name).map_or(default, String::as_str);
+    let wrong = |problem: String| Error::invalid(name.replace('_', "-"), format!("\"{text}\" {problem}"));
+    let form = || wrong("is neither FROM:TO:COUNT nor a list V1,V2,...".into());
+    let number = |part: &str| part.trim().parse::<f64>().ok().filter(|v| v.is_finite()).ok_or_else(form);
+    let values: Vec<f64> = match text.split(':').collect::<Vec<_>>()[..] {
+        [from, to, count] => {
+            let (from, to) = (number(from)?, number(to)?);
+            let count: usize = count.trim().parse().map_err(|_| form())?;
+            if !(2..=MOST_CELLS).contains(&count) {
+                return Err(wrong(format!("has {count} values, but a map needs 2 to {MOST_CELLS} a side")));
+            }
+            (0..count).map(|k| from + (to - from) * k as f64 / (count as f64 - 1.0)).collect()
+        }
+        [list] => list.split(',').map(number).collect::<Result<_, _>>()?,
+        _ => return Err(form()),
+    };
+    if values.len() < 2 {
+        return Err(wrong("is a single value, but a map needs at least two a side".into()));
+    }
+    if let Some(pair) = values.windows(2).find(|pair| pair[0] >= pair[1]) {
+        return Err(wrong(format!("must grow, but {} follows {}", pair[1], pair[0])));
+    }
+    match values.iter().find(|v| **v < low || **v > high) {
+        Some(value) => Err(wrong(format!("holds {value}, which is not between {low} and {high}"))),
+        None => Ok(values),
+    }
+}
+
+/// What `xsa bias` computes.
+struct BiasMaps {
+    rho: Vec<f64>,
+    self_attention: Vec<f64>,
+    lengths: Vec<usize>,
+    /// All but the three above.
+    cell: Synthetic,
+}
+
+impl BiasMaps {
+    fn parse(request: &Request) -> Result<Self, Error> {
+        let lengths = request.xsa.get("lengths").map_or("16,128,1024", String::as_str);
+        let length = |text: &str| match text.trim().parse() {
+            Ok(length) if (2..=16_384).contains(&length) => Ok(length),
+            _ => Err(Error::invalid("lengths", format!("\"{text}\" is not a whole number from 2 to 16384"))),
+        };
+        let seed = request.xsa.get("seed").map_or("0", String::as_str);
+        let spread = request.xsa.get("spread").map_or("1", String::as_str);
+        let maps = Self {
+            rho: range(request, "rho", "0:0.9:16", 0.0, 1.0)?,
+            self_attention: range(request, "self_attention", "0.02:0.92:16", 1e-6, 1.0 - 1e-6)?,
+            lengths: lengths.split(',').map(length).collect::<Result<_, _>>()?,
+            cell: Synthetic {
+                tokens: 2,
+                sequences: whole(request, "sequences", 8, 1, 1000)?,
+                key_size: whole(request, "key_size", 128, 1, 65_536)?,
+                value_size: whole(request, "value_size", 128, 1, 65_536)?,
+                rho: 0.0,
+                self_attention: 0.5,
+                spread: spread
+                    .parse()
+                    .ok()
+                    .filter(|s| (0.0..=10.0).contains(s))
+                    .ok_or_else(|| Error::invalid("spread", format!("\"{spread}\" is not a number from 0 to 10")))?,
+                seed: seed
+                    .parse()
+                    .map_err(|_| Error::invalid("seed", format!("\"{seed}\" is not a whole number from 0 to 2^64 - 1")))?,
+            },
+        };
+        if maps.rho.len() * maps.self_attention.len() > MOST_CELLS {
+            return Err(Error::invalid("rho", format!("a map has at most {MOST_CELLS} cells")));
+        }
+        Ok(maps)
+    }
+
+    fn spec(&self) -> Value {
+        json!({
+            "rho": self.rho,
+            "self_attention": self.self_attention,
+            "lengths": self.lengths,
+            "sequences": self.cell.sequences,
+            "key_size": self.cell.key_size,
+            "value_size": self.cell.value_size,
+            "spread": self.cell.spread,
+            "seed": self.cell.seed,
+        })
+    }
+}
+
+fn bias(request: &Request) -> Result<u8, Error> {
+    let clock = Clock::start();
+    let wanted = BiasMaps::parse(request)?;
+    let mut folder = RunFolder::prepare(request.out.as_deref(), "xsa-bias", request.force)?;
+    let cells = wanted.rho.len() * wanted.self_attention.len();
+    let progress = Progress::new("cells", (cells * wanted.lengths.len()) as u64, false, request.quiet);
+    let mut maps = Vec::new();
+    let mut text = format!(
+        "{:>8}  {:>12}  {:>12}  {:>24}\n",
+        "tokens", "mean cos", "mean |error|", "largest |error|"
+    );
+    for &tokens in &wanted.lengths {
+        let mut rows = Rows::default();
+        for &self_attention in &wanted.self_attention {
+            let mut row = Vec::new();
+            for &rho in &wanted.rho {
+                if progress.interrupted() {
+                    return Err(input(xsa::Error::Interrupted));
+                }
+                let cell = Synthetic { tokens, rho, self_attention, ..wanted.cell.clone() };
+                row.push(cell.measure().map_err(input)?);
+                progress.advance(1);
+            }
+            rows.0.push(row);
+        }
+        text += &rows.line(tokens, &wanted);
+        maps.push(rows.map(tokens, &wanted));
+    }
+    drop(progress);
+    let note = "cos is measured, the lines are the closed form at the measured a_ii and sum a_ij^2 and the given rho; \
+                averages leave out position 0";
+    let result = headed(
+        "xsa bias",
+        wanted.spec(),
+        json!(wanted.cell.seed),
+        &clock,
+        json!({"positions": note, "maps": maps}),
+    );
+    folder.write_document(&result)?;
+    let files = drawn(folder.path(), "xsa-bias", figures::map);
+    text += &format!("errors are of the closed form\n{}: result.json{files}\n", folder.path().display());
+    print(request, &result, &text);
+    Ok(0)
+}
+
+/// The cells of a map, row by row.
+#[derive(Default)]
+struct Rows(Vec<Vec<xsa::synthetic::Bias>>);
+
+impl Rows {
+    fn values(&self, of: impl Fn(&xsa::synthetic::Bias) -> f64) -> Vec<Vec<f64>> {
+        self.0.iter().map(|row| row.iter().map(&of).collect()).collect()
+    }
+
+    fn map(&self, tokens: usize, wanted: &BiasMaps) -> Value {
+        json!({
+            "title": format!("{tokens} tokens"),
+            "quantity": "cos(yᵢ, vᵢ)",
+            "x": {"label": "ρ", "values": wanted.rho},
+            "y": {"label": "self attention aᵢᵢ (aimed at)", "values": wanted.self_attention},
+            "values": self.values(|b| b.cosine.mean),
+            "contours": [0.2, 0.4, 0.6, 0.8, 0.9],
+            "contours_of": self.values(|b| b.closed_form.mean),
+            "contours_label": "lines: closed form",
+            "standard_error": self.values(|b| b.cosine.standard_error),
+            "self_attention": self.values(|b| b.self_attention.mean),
+            "rho": self.values(|b| b.rho.mean),
+            "closed_form_at_measured_rho": self.values(|b| b.closed_form_measured_rho.mean),
+        })
+    }
+
+    fn line(&self, tokens: usize, wanted: &BiasMaps) -> String {
+        let cells: Vec<(f64, f64)> =
+            self.0.iter().flatten().map(|b| (b.cosine.mean, (b.cosine.mean - b.closed_form.mean).abs())).collect();
+        let mean = |f: &dyn Fn(&(f64, f64)) -> f64| cells.iter().map(f).sum::<f64>() / cells.len() as f64;
+        let worst = (0..cells.len()).max_by(|&a, &b| cells[a].1.total_cmp(&cells[b].1)).unwrap_or(0);
+        let width = wanted.rho.len();
+        format!(
+            "{tokens:>8}  {:>12.4}  {:>12.4}  {:.4} at rho {:.2}, a {:.2}\n",
+            mean(&|c| c.0),
+            mean(&|c| c.1),
+            cells[worst].1,
+            wanted.rho[worst % width],
+            wanted.self_attention[worst / width]
+        )
+    }
+}
+
+#[cfg(not(feature = "gguf"))]
+fn measure(_: &Request) -> Result<u8, Error> {
+    Err(Error::invalid(
+        "model",
+        "this program was built without the reader of GGUF files; build it with \"cargo build --release --features gguf\"",
+    ))
+}
+
+#[cfg(feature = "gguf")]
+use self::language_model::measure;
+
+#[cfg(feature = "gguf")]
+mod language_model {
+    use headflow::xsa::bias::{attended_rho, compare};
+    use headflow::xsa::gguf::File;
+    use headflow::xsa::llama::Likelihood;
+    use headflow::xsa::tokenizer::Tokenizer;
+    use headflow::xsa::{Llama, Measurement, Prediction};
+
+    use super::*;
+    use crate::progress::Interruptible;
+
+    /// Bins of positions, the same number for every factor of 2.
+    const BINS_A_DOUBLING: f64 = 2.0;
+    /// Heads that are named as missed most.
+    const NAMED: usize = 5;
+
+    const WHY: &str = "the model was not trained with XSA: its weights use what XSA removes, among it all that a token \
+                       passes to itself, so its perplexity rises; this says nothing of models trained with it";
+    const POSITIONS: &str = "averages leave out position 0, which sees only itself (y = v, cosine 1); rho is over all positions";
+
+    /// Where the tokens come from.
+    fn tokens(request: &Request, file: &File) -> Result<(Vec<u32>, Value), Error> {
+        let read = |path: &str| {
+            std::fs::read_to_string(path).map_err(|e| Error::unreadable(path, format!("cannot be read as text: {e}")))
+        };
+        match (request.xsa.get("text"), request.xsa.get("tokens")) {
+            (Some(path), None) => {
+                let text = read(path)?;
+                if text.is_empty() {
+                    return Err(Error::unreadable(path, "is empty: there is nothing to measure"));
+                }
+                let tokens = Tokenizer::read(file).and_then(|tokenizer| tokenizer.encode(&text)).map_err(input)?;
+                Ok((tokens, json!({"text": path})))
+            }
+            (None, Some(path)) => {
+                let wrong = || {
+                    Error::unreadable(
+                        path,
+                        "is not a list of token ids: [1, 2, ...], or an object whose \"tokens\" is one",
+                    )
+                };
+                let content: Value = serde_json::from_str(&read(path)?)
+                    .map_err(|e| Error::unreadable(path, format!("is not JSON: {e}")))?;
+                let list = content.get("tokens").unwrap_or(&content).as_array().ok_or_else(wrong)?;
+                let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong);
+                let tokens: Vec<u32> = list.iter().map(id).collect::<Result<_, _>>()?;
+                if tokens.is_empty() {
+                    return Err(Error::unreadable(path, "holds no token: there is nothing to measure"));
+                }
+                Ok((tokens, json!({"tokens": path})))
+            }
+            (Some(_), Some(_)) => Err(Error::invalid("tokens", "give --text or --tokens, not both")),
+            (None, None) => Err(Error::invalid("text", "give --text FILE or --tokens FILE.json")),
+        }
+    }
+
+    pub fn measure(request: &Request) -> Result<u8, Error> {
+        let clock = Clock::start();
+        let model = request.xsa.get("model").ok_or_else(|| Error::invalid("model", "give --model FILE.gguf"))?;
+        let mut file = File::open(Path::new(model)).map_err(input)?;
+        // Before the minutes that loading can take.
+        let (ids, source) = tokens(request, &file)?;
+        if ids.len() < 2 {
+            return Err(Error::invalid("text", "is a single token: averages leave out position 0, so give at least two"));
+        }
+        let mut folder = RunFolder::prepare(request.out.as_deref(), "xsa-model", request.force)?;
+        let go_on = |watch: &dyn Watch| {
+            watch.advance(1);
+            if watch.interrupted() { Err(xsa::Error::Interrupted) } else { Ok(()) }
+        };
+        let llama = Llama::read(&mut file, &mut |_, _| go_on(&Interruptible)).map_err(input)?;
+        llama.check_tokens(&ids).map_err(input)?;
+        let loaded = clock.seconds();
+        let progress = Progress::new("layers", 2 * llama.layers.len() as u64, false, request.quiet);
+        let mut layers: Vec<Measurement> = Vec::new();
+        let trained = llama
+            .run(&ids, false, &mut |_, attention, shape, inputs| {
+                layers.push(attention.measure(shape, inputs)?);
+                go_on(&progress)
+            })
+            .map_err(input)?;
+        let exclusive = llama.run(&ids, true, &mut |_, _, _, _| go_on(&progress)).map_err(input)?;
+        drop(progress);
+        let name = file.text("general.name").unwrap_or("unnamed model").to_string();
+        let spec = json!({"model": model, "source": source});
+        let mut rest = values(&layers, &trained, &exclusive);
+        let settings = &llama.settings;
+        rest["title"] = json!(format!("{name}, {} tokens", ids.len()));
+        rest["model"] = json!({
+            "name": name,
+            "layers": llama.layers.len(),
+            "heads": settings.heads,
+            "key_value_heads": settings.key_value_heads,
+            "head_size": settings.head_size,
+            "vocabulary": settings.vocabulary,
+            "context": settings.context,
+        });
+        rest["loading_seconds"] = json!(loaded);
+        rest["token_ids"] = json!(ids);
+        let result = headed("xsa measure", spec, Value::Null, &clock, rest);
+        folder.write_document(&result)?;
+        let files = drawn(folder.path(), "xsa-model", figures::xsa_model);
+        let text = summary(&result) + &format!("{}: result.json{files}\n", folder.path().display());
+        print(request, &result, &text);
+        Ok(0)
+    }
+
+    /// A number for every layer and head.
+    fn heads(layers: &[Measurement], of: impl Fn(&Measurement, usize) -> f64) -> Vec<Vec<f64>> {
+        layers.iter().map(|m| (0..m.shape.heads).map(|head| of(m, head)).collect()).collect()
+    }
+
+    fn mean(values: &[Vec<f64>]) -> f64 {
+        let all = values.concat();
+        all.iter().sum::<f64>() / all.len() as f64
+    }
+
+    fn values(layers: &[Measurement], trained: &Likelihood, exclusive: &Likelihood) -> Value {
+        let cos = heads(layers, |m, head| m.mean(&m.cosine, head));
+        let measured = cos.concat();
+        let predictions: Vec<Value> = Prediction::ALL
+            .iter()
+            .map(|prediction| {
+                let predicted = heads(layers, |m, head| prediction.of_head(m, head));
+                let comparison = compare(&predicted.concat(), &measured);
+                let width = cos[0].len();
+                let worst: Vec<Value> = comparison
+                    .worst
+                    .iter()
+                    .take(NAMED)
+                    .map(|at| {
+                        let (layer, head) = (at / width, at % width);
+                        json!({"layer": layer, "head": head, "predicted": predicted[layer][head], "measured": cos[layer][head]})
+                    })
+                    .collect();
+                json!({
+                    "name": prediction.name(),
+                    "correlation": comparison.correlation,
+                    "mean_absolute_error": comparison.mean_absolute_error,
+                    "mean_error": comparison.mean_error,
+                    "worst": worst,
+                    "cos": predicted,
+                })
+            })
+            .collect();
+        let arrays: Vec<(&str, Vec<Vec<f64>>)> = vec![
+            ("cos", cos),
+            ("aii", heads(layers, |m, head| m.mean(&m.self_attention, head))),
+            ("sum_a2", heads(layers, |m, head| m.mean(&m.squared_attention, head))),
+            ("sink", heads(layers, |m, head| m.mean(&m.first_attention, head))),
+            ("removed", heads(layers, Measurement::removed)),
+            ("rho", layers.iter().map(|m| m.rho.clone()).collect()),
+            ("rho_without_first", layers.iter().map(|m| m.rho_without_first.clone()).collect()),
+            ("attended_rho", heads(layers, attended_rho)),
+            ("weighted_self", heads(layers, |m, head| m.mean(&m.weighted_self, head))),
+            ("weighted_square", heads(layers, |m, head| m.mean(&m.weighted_square, head))),
+            ("other", heads(layers, |m, head| m.mean(&m.other, head))),
+            ("without_self", heads(layers, |m, head| m.mean(&m.without_self, head))),
+            ("without_first", heads(layers, |m, head| m.mean(&m.without_first, head))),
+            ("uniform", heads(layers, |m, head| m.mean(&m.uniform, m.shape.key_value_head(head)))),
+        ];
+        let mut document = json!({
+            "positions": POSITIONS,
+            "tokens": layers[0].shape.tokens,
+            "mean_nll": trained.mean(),
+            "perplexity": trained.perplexity(),
+            "exclusive": {"mean_nll": exclusive.mean(), "perplexity": exclusive.perplexity(), "why": WHY},
+            "overall": {},
+            "by_position": by_position(layers),
+            "predictions": predictions,
+        });
+        for (name, array) in arrays {
+            document["overall"][name] = json!(mean(&array));
+            document[name] = json!(array);
+        }
+        document
+    }
+
+    /// The cosine against the position, in bins: mean, and quartiles over layers and heads.
+    fn by_position(layers: &[Measurement]) -> Value {
+        let tokens = layers[0].shape.tokens;
+        let bin = |i: usize| (BINS_A_DOUBLING * (i as f64).log2()).floor() as usize;
+        let mut bins: Vec<(usize, usize)> = Vec::new();
+        for i in 1..tokens {
+            match bins.last_mut() {
+                Some((first, end)) if bin(*first) == bin(i) => *end = i + 1,
+                _ => bins.push((i, i + 1)),
+            }
+        }
+        let mut columns = [const { Vec::new() }; 5];
+        for &(first, end) in &bins {
+            let over = |of: fn(&Measurement) -> &Vec<f64>| {
+                let mean = |row: &[f64]| row[first..end].iter().sum::<f64>() / (end - first) as f64;
+                let of_layer = |m: &Measurement| of(m).chunks(tokens).map(mean).collect::<Vec<_>>();
+                let mut all: Vec<f64> = layers.iter().flat_map(of_layer).collect();
+                all.sort_by(f64::total_cmp);
+                all
+            };
+            let cos = over(|m| &m.cosine);
+            let quantile = |q: f64| {
+                let at = q * (cos.len() - 1) as f64;
+                let (low, part) = (at as usize, at.fract());
+                cos[low] + part * (cos[(low + 1).min(cos.len() - 1)] - cos[low])
+            };
+            let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+            // The middle on a logarithmic axis.
+            let centre = ((first * (end - 1)) as f64).sqrt();
+            let row = [centre, mean(&cos), quantile(0.25), quantile(0.75), mean(&over(|m| &m.other))];
+            columns.iter_mut().zip(row).for_each(|(column, value)| column.push(value));
+        }
+        let [position, cos, lower, upper, other] = columns;
+        let bounds: Vec<[usize; 2]> = bins.iter().map(|&(first, end)| [first, end - 1]).collect();
+        json!({"bins": bounds, "position": position, "cos": cos, "lower": lower, "upper": upper, "other": other})
+    }
+
+    fn summary(result: &Value) -> String {
+        let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+        let model = &result["model"];
+        let mut text = format!(
+            "{}: {} layers x {} heads ({} key-value heads), {} tokens; position 0 left out of averages\n",
+            model["name"].as_str().unwrap_or_default(),
+            model["layers"],
+            model["heads"],
+            model["key_value_heads"],
+            result["tokens"]
+        );
+        let rows = [
+            ("cos", "cos(y, v), the bias"),
+            ("removed", "fraction of |y|^2 that XSA removes"),
+            ("aii", "attention to oneself, a_ii"),
+            ("sum_a2", "sum_j a_ij^2"),
+            ("sink", "attention to the first token"),
+            ("rho", "correlation of values, rho"),
+            ("other", "cos with the value of another position"),
+            ("without_self", "cos without the self term"),
+            ("without_first", "cos without the first token"),
+            ("uniform", "cos under uniform attention"),
+        ];
+        for (name, what) in rows {
+            text += &format!("  {what:<40} {:.4}\n", number(&result["overall"][name]));
+        }
+        text += &format!(
+            "perplexity {:.3} (mean NLL {:.5}); with XSA switched on {:.3} ({:.5}):\n  {WHY}\n",
+            number(&result["perplexity"]),
+            number(&result["mean_nll"]),
+            number(&result["exclusive"]["perplexity"]),
+            number(&result["exclusive"]["mean_nll"])
+        );
+        text += &format!("{:<18} {:>6}  {:>12}  {}\n", "cos predicted by", "r", "mean |error|", "misses most");
+        for prediction in result["predictions"].as_array().into_iter().flatten() {
+            let worst: Vec<String> = prediction["worst"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .take(2)
+                .map(|w| {
+                    format!(
+                        "layer {} head {} ({:.2}, is {:.2})",
+                        w["layer"],
+                        w["head"],
+                        number(&w["predicted"]),
+                        number(&w["measured"])
+                    )
+                })
+                .collect();
+            text += &format!(
+                "{:<18} {:>6.3}  {:>12.4}  {}\n",
+                prediction["name"].as_str().unwrap_or_default(),
+                number(&prediction["correlation"]),
+                number(&prediction["mean_absolute_error"]),
+                worst.join(", ")
+            );
+        }
+        text
+    }
+}
