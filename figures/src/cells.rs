@@ -1,11 +1,11 @@
 //! A table of coloured cells that fills a panel, with lines of equal height and their labels.
 
-use plotters::prelude::{DrawingBackend, RGBColor};
+use plotters::prelude::{DrawingBackend, RGBColor, WHITE};
 
 use crate::canvas::{Align, Canvas, Point, Stroke, clipped, text_width};
 use crate::error::Error;
 use crate::shade::ink_on;
-use crate::style::{CONTOUR, Dash};
+use crate::style::{CONTOUR, Dash, INK};
 
 /// Cells without a value.
 const MISSING: RGBColor = RGBColor(212, 212, 212);
@@ -14,6 +14,10 @@ const HATCH: RGBColor = RGBColor(140, 140, 140);
 const HATCH_GAP: f64 = 13.0;
 /// Neighbours overlap by this, so that no seam shows between them where a viewer smooths edges.
 const OVERLAP: f64 = 1.0;
+
+/// Width of contours, and what a rim adds to it.
+pub const CONTOUR_WIDTH: f64 = 1.9;
+const RIM: f64 = 2.8;
 
 /// Cells and contours, in units of the axes.
 #[derive(Debug, Clone, Default)]
@@ -34,6 +38,8 @@ pub struct Contour {
     pub label: String,
     /// The colour of the height.
     pub color: RGBColor,
+    /// Drawn in ink with a white rim: the cells below may have any colour, not that of the height.
+    pub rimmed: bool,
 }
 
 /// A rectangle in pixels.
@@ -114,9 +120,13 @@ impl Cells {
         place: &dyn Fn(Point) -> Point,
     ) -> Result<(), Error> {
         for contour in &self.contours {
-            let stroke = Stroke { color: ink_on(contour.color), width: 1.9, dash: Dash::Solid };
+            let color = if contour.rimmed { INK } else { ink_on(contour.color) };
             for line in &contour.lines {
-                canvas.line(&line.iter().copied().map(place).collect::<Vec<_>>(), stroke)?;
+                let pixels: Vec<_> = line.iter().copied().map(place).collect();
+                if contour.rimmed {
+                    canvas.line(&pixels, Stroke { color: WHITE, width: CONTOUR_WIDTH + RIM, dash: Dash::Solid })?;
+                }
+                canvas.line(&pixels, Stroke { color, width: CONTOUR_WIDTH, dash: Dash::Solid })?;
             }
         }
         Ok(())

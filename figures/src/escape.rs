@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::canvas::{Stamp, Stroke};
 use crate::error::Error;
 use crate::panel::{Curve, Figure, Key, Panel, Range, Row, Scale};
-use crate::record::{Spec, read_document, read_field};
+use crate::record::{Spec, read_document, read_needed};
 use crate::style::{Dash, WIDTH, dimension_marker, head_color};
 
 /// The field `escape`.
@@ -91,8 +91,7 @@ impl Times {
 /// [`Error::File`] when a file cannot be written.
 pub fn escape(folder: &Path, out: &Path) -> Result<Vec<PathBuf>, Error> {
     let (header, document) = read_document(folder)?;
-    let escape: Escape =
-        read_field(&header, "escape", document.get("escape"))?.ok_or_else(|| Error::lacking(&header, "escape"))?;
+    let escape: Escape = read_needed(&header, "escape", &document)?;
     for curve in &escape.curves {
         curve.check().map_err(|problem| Error::unreadable(&header, format!("field \"escape\": {problem}")))?;
     }

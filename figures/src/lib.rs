@@ -10,6 +10,7 @@
 //! - [`escape()`] draws escape times against the dimension, from `result.json` alone.
 //! - [`map()`] draws phase diagrams, [`lines()`] curves against a parameter and [`pruning()`] losses
 //!   against the number of removed heads, from `result.json` alone.
+//! - [`xsa_model()`] draws the attention similarity bias of a language model, from `result.json` alone.
 //!
 //! Every figure is written twice, as PNG and as SVG, for a width of 17 cm; each file appears whole
 //! or not at all.
@@ -39,6 +40,7 @@ mod specialization;
 mod spectrum;
 mod stages;
 mod style;
+mod xsa_model;
 
 pub use comparison::comparison;
 pub use error::Error;
@@ -50,6 +52,7 @@ pub use pruning::pruning;
 pub use record::ResultFolder;
 pub use specialization::specialization;
 pub use spectrum::spectrum;
+pub use xsa_model::xsa_model;
 
 #[cfg(test)]
 mod fixture;

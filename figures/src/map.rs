@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::canvas::Stroke;
-use crate::cells::{Cells, Contour};
+use crate::cells::{CONTOUR_WIDTH, Cells, Contour};
 use crate::contour::contours;
 use crate::error::Error;
 use crate::panel::{Bar, Curve, Figure, Key, Legend, Panel, Range, Scale, drawable, grid, plain};
 use crate::record::{Pair, points, read_document, read_list};
 use crate::shade::{Shades, viridis};
-use crate::style::{WIDTH, boundary_look};
+use crate::style::{Dash, INK, WIDTH, boundary_look};
 
 /// On an axis of at most so many values every one is marked.
 const MARKED: usize = 9;
@@ -34,6 +34,10 @@ struct Map {
     #[serde(default)]
     log_values: bool,
     contours: Option<Vec<f64>>,
+    /// What the contours are of, in rows like `values`; `values` themselves where absent.
+    contours_of: Option<Vec<Vec<Option<f64>>>>,
+    /// What the contours are, for the legend.
+    contours_label: Option<String>,
     #[serde(default)]
     boundaries: Vec<Boundary>,
     note: Option<String>,
@@ -103,27 +107,15 @@ impl Map {
     fn check(&self) -> Result<(), String> {
         self.x.check("\"x\"")?;
         self.y.check("\"y\"")?;
-        let (columns, rows) = (self.x.values.len(), self.y.values.len());
-        if self.values.len() != rows {
-            return Err(format!("\"values\" has {} rows, but \"y\" has {rows} values", self.values.len()));
-        }
-        if let Some((number, row)) = self.values.iter().enumerate().find(|(_, row)| row.len() != columns) {
-            return Err(format!(
-                "row {} of \"values\" has {} entries, but \"x\" has {columns} values",
-                number + 1,
-                row.len()
-            ));
-        }
-        if self.finite().next().is_none() {
-            return Err("\"values\" holds no finite value".into());
+        self.check_rows("values", &self.values)?;
+        if let Some(field) = &self.contours_of {
+            self.check_rows("contours_of", field)?;
         }
         if self.whole {
             // Larger ones are no counts.
             if let Some(value) = self.finite().find(|v| v.fract() != 0.0 || v.abs() > 1e9) {
                 return Err(format!("\"whole\" is true, but \"values\" holds {value}"));
             }
-        } else if self.log_values && !self.finite().any(|v| v > 0.0) {
-            return Err("\"log_values\" is true, but \"values\" holds no positive value".into());
         }
         let levels = self.contours.iter().flatten();
         match levels.copied().find(|&level| !drawable(self.scale().place(level))) {
@@ -132,8 +124,35 @@ impl Map {
         }
     }
 
+    /// Whether the rows fit the axes and hold values that have a place.
+    fn check_rows(&self, name: &str, values: &[Vec<Option<f64>>]) -> Result<(), String> {
+        let (columns, rows) = (self.x.values.len(), self.y.values.len());
+        if values.len() != rows {
+            return Err(format!("\"{name}\" has {} rows, but \"y\" has {rows} values", values.len()));
+        }
+        if let Some((number, row)) = values.iter().enumerate().find(|(_, row)| row.len() != columns) {
+            return Err(format!(
+                "row {} of \"{name}\" has {} entries, but \"x\" has {columns} values",
+                number + 1,
+                row.len()
+            ));
+        }
+        if finite(values).next().is_none() {
+            return Err(format!("\"{name}\" holds no finite value"));
+        }
+        if self.scale() == Scale::Logarithmic && !finite(values).any(|v| v > 0.0) {
+            return Err(format!("\"log_values\" is true, but \"{name}\" holds no positive value"));
+        }
+        Ok(())
+    }
+
     fn finite(&self) -> impl Iterator<Item = f64> + '_ {
-        self.values.iter().flatten().copied().flatten().filter(|&v| drawable(v))
+        finite(&self.values)
+    }
+
+    /// What the contours are of.
+    fn contoured(&self) -> &[Vec<Option<f64>>] {
+        self.contours_of.as_ref().unwrap_or(&self.values)
     }
 
     fn scale(&self) -> Scale {
@@ -150,6 +169,11 @@ impl Map {
     fn has_gaps(&self) -> bool {
         self.finite().count() < self.x.values.len() * self.y.values.len()
     }
+}
+
+/// The values that can be placed.
+fn finite(rows: &[Vec<Option<f64>>]) -> impl Iterator<Item = f64> + '_ {
+    rows.iter().flatten().copied().flatten().filter(|&v| drawable(v))
 }
 
 /// What the colours of some maps mean.
@@ -202,13 +226,16 @@ struct Group {
 /// which the cell around every pair of parameters has the colour of its value, from dark to light.
 /// Maps of one quantity share a scale of colours, which stands below the panels; whole values have a
 /// colour each and stand in the legend. Thin lines join equal heights, bold ones are the map's
-/// boundaries. Cells that were not computed are hatched.
+/// boundaries. Cells that were not computed are hatched. A map of measured values can have the lines
+/// of a theory's: each has the number and, below it, the colour of its height.
 ///
 /// It reads the field `maps` of `result.json` alone: a list of objects with `title`, `quantity`, the
 /// axes `x` and `y` (each a `label`, growing `values`, and `log`, false by default), the rows of
 /// `values` (a row per value of `y`, null where not computed), and if wanted `whole` (with `names` for
 /// the values 0, 1 and so on), `log_values`, `contours` (heights; about five round ones by default,
-/// none if `whole`), `boundaries` (each with a `label` and its `points`) and a `note`.
+/// none if `whole`), `contours_of` (rows like `values` whose lines are drawn in place of theirs, by
+/// default at the same heights, or at round heights of their own if `whole`), `contours_label` (what
+/// the lines are, for the legend), `boundaries` (each with a `label` and its `points`) and a `note`.
 ///
 /// Writes `<out>.png` (1600 pixels wide, for 17 cm) and `<out>.svg`, and returns their paths. The
 /// folder of `out` must exist; each file appears whole or not at all.
@@ -309,7 +336,10 @@ fn levels(map: &Map, colors: &Colors) -> Vec<(f64, String)> {
     match (&map.contours, colors) {
         (Some(levels), _) => levels.iter().map(|&level| (level, plain(level))).collect(),
         (None, Colors::Continuous(shades)) => shades.levels(),
-        (None, Colors::Steps(_)) => Vec::new(),
+        (None, Colors::Steps(_)) => {
+            let shades = map.contours_of.as_ref().and_then(|field| Shades::of(finite(field), Scale::Linear));
+            shades.map(|shades| shades.levels()).unwrap_or_default()
+        }
     }
 }
 
@@ -317,13 +347,14 @@ fn contour_lines(map: &Map, colors: &Colors) -> Vec<Contour> {
     // Interpolated along the axes as they are drawn.
     let (x, y) = (map.x.places(), map.y.places());
     let height = |value: &Option<f64>| value.filter(|&v| drawable(v)).map(|v| colors.height(v));
-    let heights: Vec<Vec<_>> = map.values.iter().map(|row| row.iter().map(height).collect()).collect();
+    let heights: Vec<Vec<_>> = map.contoured().iter().map(|row| row.iter().map(height).collect()).collect();
     let to_units = |line: Vec<(f64, f64)>| -> Vec<(f64, f64)> {
         line.into_iter().map(|p| (map.x.scale().value(p.0), map.y.scale().value(p.1))).collect()
     };
     let of_level = |(level, label): (f64, String)| {
         let lines = contours(&x, &y, &heights, colors.height(level));
-        Contour { lines: lines.into_iter().map(to_units).collect(), label, color: colors.color(level) }
+        let rimmed = map.contours_of.is_some();
+        Contour { lines: lines.into_iter().map(to_units).collect(), label, color: colors.color(level), rimmed }
     };
     levels(map, colors).into_iter().map(of_level).collect()
 }
@@ -355,6 +386,12 @@ fn legend(maps: &[Map], groups: &[Group], looks: &[(String, Stroke)]) -> Legend 
         }
     }
     let mut others: Vec<_> = looks.iter().map(|(label, stroke)| (Key::Line(*stroke), label.clone())).collect();
+    let thin = Key::Line(Stroke { color: INK, width: CONTOUR_WIDTH, dash: Dash::Solid });
+    for label in maps.iter().filter_map(|map| map.contours_label.as_ref()) {
+        if !others.iter().any(|(key, other)| *key == thin && other == label) {
+            others.push((thin, label.clone()));
+        }
+    }
     if maps.iter().any(Map::has_gaps) {
         others.push((Key::Hatch, "not computed".into()));
     }
@@ -533,6 +570,72 @@ mod tests {
     }
 
     #[test]
+    fn contours_of_another_field_give_a_figure() {
+        let with_theory = |title: &str, value: &dyn Fn(f64, f64) -> Value| {
+            let mut map = phases(title, (12, 10), value);
+            let theory = phases("", (12, 10), |nu, length| json!(regret(nu, length, 1.0)));
+            map["boundaries"] = json!([]);
+            map["contours_of"] = theory["values"].clone();
+            map["contours_label"] = json!("lines: closed form");
+            map
+        };
+        let wave = |nu: f64, length: f64| (3.0 * nu + length.ln()).sin();
+        let measured = |nu: f64, length: f64| {
+            if nu > 7.0 && length > 1e7 {
+                Value::Null
+            } else {
+                json!(regret(nu, length, 1.0) + 0.03 * wave(nu, length))
+            }
+        };
+        let own = with_theory("softmax", &measured);
+        let mut far = with_theory("softmax1", &|nu, length| json!(0.45 - 0.8 * regret(nu, length, 1.0)));
+        far["contours"] = json!([0.1, 0.3]);
+        let (_folder, files) = draw(&json!([own, far]));
+        let files = files.unwrap();
+        assert_drawn(&files, &["lines: closed form", "not computed", "0.3"], &["NaN", "null"]);
+        assert_eq!(fs::read_to_string(&files[1]).unwrap().matches("lines: closed form").count(), 1);
+        let (_folder, files) = draw(&json!([own]));
+        assert_drawn(&files.unwrap(), &["lines: closed form", "not computed"], &["NaN", "null"]);
+    }
+
+    #[test]
+    fn contours_are_those_of_the_other_field() {
+        let lines = |change: &dyn Fn(&mut Value)| {
+            let mut map = json!({
+                "title": "t",
+                "quantity": "q",
+                "x": {"label": "x", "values": [0.0, 1.0, 2.0]},
+                "y": {"label": "y", "values": [0.0, 1.0]},
+                "values": [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]],
+                "contours": [0.5],
+            });
+            change(&mut map);
+            let map: Map = serde_json::from_value(map).unwrap();
+            map.check().unwrap();
+            contour_lines(&map, &Colors::of(&[&map]).unwrap())
+        };
+        let x = |contour: &Contour| contour.lines.iter().flatten().map(|p| p.0).collect::<Vec<_>>();
+        let own = lines(&|_| {});
+        assert_eq!((x(&own[0]), own[0].rimmed), (vec![0.5, 0.5], false));
+        let mirrored = json!([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]);
+        let other = lines(&|m| m["contours_of"] = mirrored.clone());
+        assert_eq!((x(&other[0]), other[0].rimmed), (vec![1.5, 1.5], true));
+        // Its colour is still that of its height among the values.
+        assert_eq!((&other[0].label, other[0].color), (&own[0].label, own[0].color));
+        // Without heights, those of the colours; of steps, those of the field.
+        let defaults = |whole: bool| {
+            let contours = lines(&|m| {
+                m["contours"] = Value::Null;
+                m["contours_of"] = json!([[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]]);
+                m["whole"] = json!(whole);
+            });
+            contours.into_iter().map(|contour| contour.label).collect::<Vec<_>>()
+        };
+        assert_eq!(defaults(false), ["0.5", "1.0", "1.5"]);
+        assert_eq!(defaults(true), ["0.2", "0.4", "0.6", "0.8"]);
+    }
+
+    #[test]
     fn cells_reach_half_a_step_beyond_the_values() {
         let axis = |values: &[f64], log| Axis { label: "x".into(), values: values.to_vec(), log };
         assert_eq!(axis(&[0.0, 1.0, 3.0], false).edges(), [-0.5, 0.5, 2.0, 4.0]);
@@ -582,5 +685,23 @@ mod tests {
             "\"contours\" holds 0",
         );
         refused(with(&|m| m["boundaries"] = json!([{"label": "line"}])), "missing field `points`");
+        refused(with(&|m| m["contours_of"] = json!([[1, 2, 3, 4]])), "\"contours_of\" has 1 rows, but \"y\" has 3");
+        refused(
+            with(&|m| m["contours_of"] = json!([[1, 2, 3, 4], [1, 2, 3], [1, 2, 3, 4]])),
+            "row 2 of \"contours_of\" has 3 entries, but \"x\" has 4 values",
+        );
+        refused(
+            with(&|m| m["contours_of"] = json!(vec![vec![Value::Null; 4]; 3])),
+            "\"contours_of\" holds no finite value",
+        );
+        refused(
+            with(&|m| {
+                m["log_values"] = json!(true);
+                m["contours_of"] = json!(vec![vec![-1.0; 4]; 3]);
+            }),
+            "\"contours_of\" holds no positive value",
+        );
+        refused(with(&|m| m["contours_of"] = json!([["a"]])), "field \"maps\", entry 1: invalid type: string");
+        refused(with(&|m| m["contours_label"] = json!(1)), "field \"maps\", entry 1: invalid type: integer");
     }
 }

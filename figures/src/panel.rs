@@ -5,13 +5,15 @@ use std::path::{Path, PathBuf};
 use plotters::prelude::{DrawingBackend, RGBColor, WHITE};
 
 use crate::canvas::{Align, Canvas, Drawing, Point, Stamp, Stroke, clipped, text_width, write};
-use crate::cells::{Cells, Frame, hatch};
+use crate::cells::{CONTOUR_WIDTH, Cells, Frame, hatch};
 use crate::error::Error;
 use crate::shade::{Shades, ink_on, viridis};
 use crate::style::{Dash, GRID, GUIDE, INK, LABEL, NOTE, SHADE, TICK, TITLE};
 
 /// Width of an error bar.
 const BAR: f64 = 2.0;
+/// Half the length of a line, and half the width of a band, that has one point only.
+const ALONE: f64 = 9.0;
 /// Larger numbers cannot be placed without overflow, and are treated as not finite.
 const LARGEST: f64 = 1e150;
 
@@ -196,7 +198,8 @@ pub enum Curve {
     /// Markers at `(x, y)` with an error bar of the given half length, where it is finite; all moved
     /// to the right by `shift` pixels. Those outside the panel's ranges are left out.
     Markers { points: Vec<(f64, f64, f64)>, stamp: Stamp, shift: f64 },
-    /// The area between `(x, low, high)`, interrupted where a value is not finite.
+    /// The area between `(x, low, high)`, interrupted where a value is not finite; a short bar for one
+    /// point alone.
     Band { points: Vec<(f64, f64, f64)>, color: RGBColor },
     /// A line with a white rim, cut off at the panel's edges; the panel's ranges ignore it.
     Boundary { points: Vec<Point>, stroke: Stroke },
@@ -258,6 +261,8 @@ pub struct Panel {
     pub y_marks: Vec<f64>,
     /// Fills the area, without space around; the ranges must then be those of its edges.
     pub cells: Option<Cells>,
+    /// A scale of colours that stands upright on the right of the area; its label is not drawn.
+    pub bar: Option<Bar>,
     /// Nothing is drawn, but the panel keeps its place in the row.
     pub blank: bool,
     /// Without numbers below: the axis is that of the panel below.
@@ -374,11 +379,17 @@ impl Panel {
         Ok(widths.into_iter().fold(0.0, f64::max) + 86.0)
     }
 
+    /// The width taken from the area by its scale of colours.
+    fn bar_space(&self) -> Result<f64, Error> {
+        self.bar.as_ref().map_or(Ok(0.0), |bar| Ok(BAR_GAP + BAR_HEIGHT + bar.number_width()?))
+    }
+
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>, area: Area) -> Result<(), Error> {
         if self.blank {
             return Ok(());
         }
         let Area { left, top, width, height, left_margin, remarks } = area;
+        let width = width - self.bar_space()?;
         let (right, bottom) = (left + width, top + height);
         let (x_axis, y_axis) = (self.x_axis(), self.y_axis());
         let place = |v: f64| self.x_scale.place(v);
@@ -410,7 +421,11 @@ impl Panel {
         });
         for (points, color) in bands {
             let shown = |p: &(f64, f64, f64)| [place(p.0), y(p.1), y(p.2)].into_iter().all(drawable);
-            for run in points.split(|p| !shown(p)).filter(|run| run.len() > 1) {
+            for run in points.split(|p| !shown(p)).filter(|run| !run.is_empty()) {
+                if let [(at, low, high)] = *run {
+                    canvas.rectangle((x(at) - ALONE, y(high)), (x(at) + ALONE, y(low)), color)?;
+                    continue;
+                }
                 let (low, high) = (run.iter().map(|p| (x(p.0), y(p.1))), run.iter().map(|p| (x(p.0), y(p.2))));
                 canvas.polygon(&low.chain(high.rev()).collect::<Vec<_>>(), color)?;
             }
@@ -436,10 +451,7 @@ impl Panel {
                         let run: Vec<_> = run.iter().map(|p| (x(p.0), y(p.1))).collect();
                         match run[..] {
                             // A line of one point would not show.
-                            [(x, y)] => {
-                                let half = 9.0;
-                                canvas.line(&[(x - half, y), (x + half, y)], *stroke)?;
-                            }
+                            [(x, y)] => canvas.line(&[(x - ALONE, y), (x + ALONE, y)], *stroke)?,
                             _ => canvas.line(&run, *stroke)?,
                         }
                     }
@@ -495,6 +507,10 @@ impl Panel {
 
         let outline = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top), (right, top)];
         canvas.line(&outline, solid(INK, 2.0))?;
+        if let Some(bar) = &self.bar {
+            let from = right + BAR_GAP;
+            bar.draw_scale(canvas, Frame { left: from, top, right: from + BAR_HEIGHT, bottom }, Direction::Upward)?;
+        }
         // Outside of cells, which fill the area.
         let tick = if self.cells.is_some() { -6.0 } else { 8.0 };
         for (value, label) in &x_ticks {
@@ -653,10 +669,19 @@ const EDGE: f64 = 24.0;
 const TITLE_LINE: f64 = 44.0;
 const LABEL_LINE: f64 = 38.0;
 const LEGEND_LINE: f64 = 42.0;
+/// Space between entries of the legend, and after the short name of a group of them.
+const ENTRY_GAP: f64 = 42.0;
+const NAME_GAP: f64 = 20.0;
+/// Names of groups that are wider are entries as any.
+const SHORT_NAME: f64 = 100.0;
 const NOTE_LINE: f64 = 32.0;
 /// Height of a scale of colours, and of the scale with its numbers.
 const BAR_HEIGHT: f64 = 30.0;
 const BAR_LINE: f64 = 94.0;
+/// Space between a panel and the scale of colours on its right.
+const BAR_GAP: f64 = 24.0;
+/// Space between a scale of colours and the numbers beside it.
+const BAR_NUMBERS: f64 = 14.0;
 
 /// Height of the remarks above a panel.
 fn remark_height(lines: usize) -> f64 {
@@ -717,20 +742,26 @@ impl Figure {
         let mut placed = Vec::new();
         for group in legend {
             let mut line: Vec<(f64, Key, String)> = Vec::new();
+            let mut start = EDGE;
             let mut end = EDGE;
-            for (key, label) in group {
-                let mut lines = filled(&label, LABEL, width - 2.0 * EDGE - key.indent())?.into_iter();
+            if let [(Key::Remark, name), _, ..] = &group[..] {
+                // What follows a short name never stands below it.
+                let space = text_width(name, LABEL)? + NAME_GAP;
+                start += if space <= SHORT_NAME { space } else { 0.0 };
+            }
+            for (number, (key, label)) in group.into_iter().enumerate() {
+                let mut lines = filled(&label, LABEL, width - start - EDGE - key.indent())?.into_iter();
                 let label = lines.next().unwrap_or_default();
                 let space = key.indent() + text_width(&label, LABEL)?;
                 if !line.is_empty() && end + space > width - EDGE {
                     placed.push(std::mem::take(&mut line));
-                    end = EDGE;
+                    end = start;
                 }
                 line.push((end, key, label));
-                end += space + 42.0;
+                end += space + if number == 0 && start > EDGE { NAME_GAP } else { ENTRY_GAP };
                 for rest in lines {
                     placed.push(std::mem::take(&mut line));
-                    line.push((EDGE + key.indent(), Key::Remark, rest));
+                    line.push((start + key.indent(), Key::Remark, rest));
                     end = width;
                 }
             }
@@ -745,8 +776,9 @@ impl Figure {
             let widths = panel_width(width, &margins, row.panels.len());
             row.heading = broken(&row.heading, TITLE, width - 2.0 * EDGE)?;
             for panel in &mut row.panels {
-                panel.title = broken(&wrapped(&panel.title, LABEL, widths)?, LABEL, widths)?;
-                panel.remark = broken(&panel.remark, NOTE, widths)?;
+                let width = widths - panel.bar_space()?;
+                panel.title = broken(&wrapped(&panel.title, LABEL, width)?, LABEL, width)?;
+                panel.remark = broken(&panel.remark, NOTE, width)?;
             }
         }
         Ok(figure)
@@ -814,10 +846,23 @@ impl Figure {
     }
 }
 
+/// Where a scale of colours runs from its lowest to its highest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Rightward,
+    Upward,
+}
+
 impl Bar {
+    /// Width of the numbers beside an upright scale, with the gap before them.
+    fn number_width(&self) -> Result<f64, Error> {
+        let ticks = self.shades.ticks();
+        let widths = ticks.iter().map(|(_, label)| text_width(label, TICK)).collect::<Result<Vec<_>, _>>()?;
+        Ok(widths.into_iter().fold(0.0, f64::max) + BAR_NUMBERS)
+    }
+
     /// Draws the label and the scale beside it, in the middle of a figure `width` wide.
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>, width: f64, top: f64) -> Result<(), Error> {
-        const STEPS: usize = 160;
         const GAP: f64 = 22.0;
         let widths = self.label.iter().map(|line| text_width(line, LABEL)).collect::<Result<Vec<_>, _>>()?;
         let label = widths.into_iter().fold(0.0, f64::max);
@@ -828,27 +873,59 @@ impl Bar {
             let above = (number as f64 - (self.label.len() - 1) as f64 / 2.0) * LABEL_LINE;
             canvas.text(line, (left - GAP, f64::midpoint(top, bottom) + above), LABEL, Align::Right, INK)?;
         }
+        self.draw_scale(canvas, Frame { left, top, right: left + length, bottom }, Direction::Rightward)
+    }
+
+    /// Draws the scale in `frame`, with its numbers below or on the right.
+    fn draw_scale<DB: DrawingBackend>(
+        &self,
+        canvas: &Canvas<'_, DB>,
+        frame: Frame,
+        direction: Direction,
+    ) -> Result<(), Error> {
+        const STEPS: usize = 160;
+        let Frame { left, top, right, bottom } = frame;
+        // The ends of a line across the scale, at a part of the way along it.
+        let across = |part: f64| match direction {
+            Direction::Rightward => {
+                let x = left + (right - left) * part;
+                ((x, top), (x, bottom))
+            }
+            Direction::Upward => {
+                let y = bottom + (top - bottom) * part;
+                ((left, y), (right, y))
+            }
+        };
+        let seam = 1.0 / (right - left).max(bottom - top);
         for step in 0..STEPS {
-            let x = |step: usize| left + length * step as f64 / STEPS as f64;
+            let part = |step: usize| step as f64 / STEPS as f64;
             let color = viridis((step as f64 + 0.5) / STEPS as f64);
-            let overlap = if step + 1 < STEPS { 1.0 } else { 0.0 };
-            canvas.rectangle((x(step), top), (x(step + 1) + overlap, bottom), color)?;
+            // Neighbours overlap, so that no seam shows.
+            let end = (part(step + 1) + seam).min(1.0);
+            canvas.rectangle(across(part(step)).0, across(end).1, color)?;
         }
         let solid = |color, width| Stroke { color, width, dash: Dash::Solid };
-        let x = |value: f64| left + length * self.shades.part(value);
         for &level in &self.levels {
-            let ink = ink_on(self.shades.color(level));
-            canvas.line(&[(x(level), top), (x(level), bottom)], solid(ink, 1.9))?;
+            let (from, to) = across(self.shades.part(level));
+            canvas.line(&[from, to], solid(ink_on(self.shades.color(level)), CONTOUR_WIDTH))?;
         }
-        let right = left + length;
         canvas.line(
             &[(left, top), (right, top), (right, bottom), (left, bottom), (left, top), (right, top)],
             solid(INK, 1.6),
         )?;
         for (value, label) in self.shades.ticks() {
             let tick = if label.is_empty() { 4.0 } else { 6.0 };
-            canvas.line(&[(x(value), bottom), (x(value), bottom + tick)], solid(INK, 2.0))?;
-            canvas.text(&label, (x(value), bottom + 22.0), TICK, Align::Center, INK)?;
+            let (_, (x, y)) = across(self.shades.part(value));
+            match direction {
+                Direction::Rightward => {
+                    canvas.line(&[(x, y), (x, y + tick)], solid(INK, 2.0))?;
+                    canvas.text(&label, (x, y + 22.0), TICK, Align::Center, INK)?;
+                }
+                Direction::Upward => {
+                    canvas.line(&[(x, y), (x + tick, y)], solid(INK, 2.0))?;
+                    canvas.text(&label, (x + BAR_NUMBERS, y), TICK, Align::Left, INK)?;
+                }
+            }
         }
         Ok(())
     }
@@ -1026,6 +1103,36 @@ mod tests {
         assert!(figure.legend.len() > 2);
         let words: Vec<_> = figure.legend.iter().flatten().map(|(_, _, label)| label.as_str()).collect();
         assert_eq!(words.join(" "), format!("short {}", text.trim()));
+    }
+
+    #[test]
+    fn nothing_stands_below_the_short_name_of_a_legend_group() {
+        let legend = |name: &str| {
+            let entry = || (Key::Band, "an entry of some length".to_string());
+            let group = [(Key::Remark, name.to_string())].into_iter().chain((0..8).map(|_| entry())).collect();
+            Figure::new(1600.0, &[], Vec::new(), vec![group]).unwrap().legend
+        };
+        let short = legend("(b)");
+        assert!(short.len() > 1);
+        assert_eq!(short[0][0].0, EDGE);
+        let start = short[0][1].0;
+        assert!(start > EDGE && short[1..].iter().all(|line| line[0].0 == start));
+        let long = legend("a name that takes more room than it is worth:");
+        assert!(long.len() > 1 && long.iter().all(|line| line[0].0 == EDGE));
+    }
+
+    #[test]
+    fn an_upright_scale_takes_room_for_its_numbers() {
+        let panel = |high: f64| {
+            let shades = Shades::of([0.0, high].into_iter(), Scale::Linear);
+            Panel {
+                bar: shades.map(|shades| Bar { label: Vec::new(), shades, levels: Vec::new() }),
+                ..Panel::default()
+            }
+        };
+        let space = |panel: Panel| panel.bar_space().unwrap();
+        assert_eq!(space(Panel::default()), 0.0);
+        assert!(space(panel(1.0)) > BAR_GAP + BAR_HEIGHT && space(panel(1e-3)) > space(panel(1.0)));
     }
 
     fn decades(low: f64, high: f64) -> Vec<(f64, String)> {

@@ -168,10 +168,14 @@ pub(crate) fn read_field<T: DeserializeOwned>(
         .transpose()
 }
 
+/// The field `name` of the document in the file `header`, which must be there.
+pub(crate) fn read_needed<T: DeserializeOwned>(header: &Path, name: &str, document: &Value) -> Result<T, Error> {
+    read_field(header, name, document.get(name))?.ok_or_else(|| Error::lacking(header, name))
+}
+
 /// The field `name`, a list that is not empty, of the document in the file `header`.
 pub(crate) fn read_list<T: DeserializeOwned>(header: &Path, name: &str, document: &Value) -> Result<Vec<T>, Error> {
-    let entries: Vec<Value> =
-        read_field(header, name, document.get(name))?.ok_or_else(|| Error::lacking(header, name))?;
+    let entries: Vec<Value> = read_needed(header, name, document)?;
     if entries.is_empty() {
         return Err(Error::unreadable(header, format!("field \"{name}\" is an empty list")));
     }
