@@ -132,6 +132,79 @@ const PARTS_OF_THETA: [&str; 5] = ["theta.scale", "theta.nu", "theta.sd", "theta
 /// Most values of an axis.
 const MAX_VALUES: usize = 10_000;
 
+/// Reads `FROM:TO:COUNT`, `log:FROM:TO:COUNT` or `V1,V2,...`: at least two increasing values (rounded if `whole`),
+/// and whether they are spaced logarithmically. `side` names the range in errors.
+///
+/// # Errors
+/// One line that says what is wrong and what would be right.
+pub fn parse_range(side: &str, range: &str, whole: bool) -> Result<(Vec<f64>, bool), Error> {
+    let wrong = |problem: String| Error::invalid(side, problem);
+    let number = |text: &str| {
+        text.trim()
+            .parse::<f64>()
+            .ok()
+            .filter(|v| v.is_finite())
+            .ok_or_else(|| wrong(format!("\"{}\" is not a finite number", text.trim())))
+    };
+    let log = range.starts_with("log:");
+    let range = range.strip_prefix("log:").unwrap_or(range);
+    let values = if range.contains(':') {
+        let parts: Vec<&str> = range.split(':').collect();
+        let [from, to, count] = parts[..] else {
+            return Err(wrong(format!("\"{range}\" is not FROM:TO:COUNT")));
+        };
+        let (from, to) = (number(from)?, number(to)?);
+        let count: usize = count
+            .trim()
+            .parse()
+            .map_err(|_| wrong(format!("the number of values \"{}\" is not a whole number", count.trim())))?;
+        if from > to {
+            return Err(wrong(format!("the range goes from {from} down to {to}: give the smaller end first")));
+        }
+        if from == to || count < 2 {
+            return Err(wrong(format!("\"{range}\" is one point: an axis needs at least 2 different values")));
+        }
+        if count > MAX_VALUES {
+            return Err(wrong(format!("{count} values are above the limit of {MAX_VALUES}")));
+        }
+        if log && from <= 0.0 {
+            return Err(wrong(format!("a logarithmic range starts above 0, not at {from}")));
+        }
+        let at = |i: usize| {
+            let part = i as f64 / (count - 1) as f64;
+            let value = if log { (from.ln() + part * (to / from).ln()).exp() } else { from + part * (to - from) };
+            // The ends are what was asked for.
+            if i == 0 {
+                from
+            } else if i + 1 == count {
+                to
+            } else {
+                value
+            }
+        };
+        let mut values: Vec<f64> = (0..count).map(at).collect();
+        if whole {
+            values.iter_mut().for_each(|v| *v = v.round());
+            values.dedup();
+        }
+        values
+    } else {
+        range.split(',').map(number).collect::<Result<_, _>>()?
+    };
+    check_values(side, &values)?;
+    Ok((values, log))
+}
+
+fn check_values(side: &str, values: &[f64]) -> Result<(), Error> {
+    if values.len() < 2 {
+        return Err(Error::invalid(side, "has one point: an axis needs at least 2 different values"));
+    }
+    if !values.iter().all(|v| v.is_finite()) || !values.is_sorted_by(|a, b| a < b) {
+        return Err(Error::invalid(side, "values must be finite and increasing, each given once"));
+    }
+    Ok(())
+}
+
 impl Axis {
     /// Reads `FIELD=FROM:TO:COUNT`, `FIELD=log:FROM:TO:COUNT` or `FIELD=V1,V2,...`; `side` (`x` or `y`) names it in errors.
     ///
@@ -144,59 +217,7 @@ impl Axis {
         };
         let field = field.trim().replace('-', "_");
         check_parameter(side, &field)?;
-        let number = |text: &str| {
-            text.trim()
-                .parse::<f64>()
-                .ok()
-                .filter(|v| v.is_finite())
-                .ok_or_else(|| wrong(format!("\"{}\" is not a finite number", text.trim())))
-        };
-        let log = range.starts_with("log:");
-        let range = range.strip_prefix("log:").unwrap_or(range);
-        let whole = is_whole(&field);
-        let values = if range.contains(':') {
-            let parts: Vec<&str> = range.split(':').collect();
-            let [from, to, count] = parts[..] else {
-                return Err(wrong(format!("\"{range}\" is not FROM:TO:COUNT")));
-            };
-            let (from, to) = (number(from)?, number(to)?);
-            let count: usize = count
-                .trim()
-                .parse()
-                .map_err(|_| wrong(format!("the number of values \"{}\" is not a whole number", count.trim())))?;
-            if from > to {
-                return Err(wrong(format!("the range goes from {from} down to {to}: give the smaller end first")));
-            }
-            if from == to || count < 2 {
-                return Err(wrong(format!("\"{range}\" is one point: an axis needs at least 2 different values")));
-            }
-            if count > MAX_VALUES {
-                return Err(wrong(format!("{count} values are above the limit of {MAX_VALUES}")));
-            }
-            if log && from <= 0.0 {
-                return Err(wrong(format!("a logarithmic range starts above 0, not at {from}")));
-            }
-            let at = |i: usize| {
-                let part = i as f64 / (count - 1) as f64;
-                let value = if log { (from.ln() + part * (to / from).ln()).exp() } else { from + part * (to - from) };
-                // The ends are what was asked for.
-                if i == 0 {
-                    from
-                } else if i + 1 == count {
-                    to
-                } else {
-                    value
-                }
-            };
-            let mut values: Vec<f64> = (0..count).map(at).collect();
-            if whole {
-                values.iter_mut().for_each(|v| *v = v.round());
-                values.dedup();
-            }
-            values
-        } else {
-            range.split(',').map(number).collect::<Result<_, _>>()?
-        };
+        let (values, log) = parse_range(side, range, is_whole(&field))?;
         let axis = Self { field, values, log };
         axis.validate(side)?;
         Ok(axis)
@@ -208,12 +229,7 @@ impl Axis {
     /// As [`Axis::parse`].
     pub fn validate(&self, side: &str) -> Result<(), Error> {
         check_parameter(side, &self.field)?;
-        if self.values.len() < 2 {
-            return Err(Error::invalid(side, "has one point: an axis needs at least 2 different values"));
-        }
-        if !self.values.iter().all(|v| v.is_finite()) || !self.values.is_sorted_by(|a, b| a < b) {
-            return Err(Error::invalid(side, "values must be finite and increasing, each given once"));
-        }
+        check_values(side, &self.values)?;
         if let Some(v) = self.values.iter().find(|v| is_whole(&self.field) && (v.fract() != 0.0 || **v < 0.0)) {
             return Err(Error::invalid(side, format!("{} is a whole number, got {v}", self.field)));
         }

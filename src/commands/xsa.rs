@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use headflow::figures;
 use headflow::folder::RunFolder;
 use headflow::model::{Error, Watch};
+use headflow::phase::{Axis, parse_range};
 use headflow::xsa;
 use headflow::xsa::synthetic::Synthetic;
 use serde_json::{Value, json};
@@ -38,7 +39,10 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
         if name == "xsa-bias" {
             return bias(request);
         }
-        return Err(Error::invalid("from", "xsa-model draws a result that exists: --from FOLDER, which xsa measure wrote"));
+        return Err(Error::invalid(
+            "from",
+            "xsa-model draws a result that exists: --from FOLDER, which xsa measure wrote",
+        ));
     };
     let out = request.out.as_ref().unwrap_or(from);
     std::fs::create_dir_all(out)
@@ -60,11 +64,7 @@ fn input(error: xsa::Error) -> Error {
 }
 
 /// Draws the figure of a finished result; one that fails does not undo the result.
-fn drawn(
-    folder: &Path,
-    name: &str,
-    draw: fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>,
-) -> String {
+fn drawn(folder: &Path, name: &str, draw: fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>) -> String {
     match draw(folder, &folder.join(name)) {
         Ok(files) => format!(", {}", names(folder, &files)),
         Err(error) => {
@@ -78,44 +78,27 @@ fn whole(request: &Request, name: &str, default: usize, from: usize, to: usize) 
     let Some(text) = request.xsa.get(name) else { return Ok(default) };
     match text.parse() {
         Ok(value) if (from..=to).contains(&value) => Ok(value),
-        _ => Err(Error::invalid(name.replace('_', "-"), format!("\"{text}\" is not a whole number from {from} to {to}"))),
+        _ => {
+            Err(Error::invalid(name.replace('_', "-"), format!("\"{text}\" is not a whole number from {from} to {to}")))
+        }
     }
 }
 
-/// `FROM:TO:COUNT` or `V1,V2,...`, growing.
-fn range(request: &Request, name: &str, default: &str, low: f64, high: f64) -> Result<Vec<f64>, Error> {
+/// A side of the map, with values from `low` to `high`.
+fn side(request: &Request, name: &'static str, default: &str, low: f64, high: f64) -> Result<Axis, Error> {
     let text = request.xsa.get(name).map_or(default, String::as_str);
-    let wrong = |problem: String| Error::invalid(name.replace('_', "-"), format!("\"{text}\" {problem}"));
-    let form = || wrong("is neither FROM:TO:COUNT nor a list V1,V2,...".into());
-    let number = |part: &str| part.trim().parse::<f64>().ok().filter(|v| v.is_finite()).ok_or_else(form);
-    let values: Vec<f64> = match text.split(':').collect::<Vec<_>>()[..] {
-        [from, to, count] => {
-            let (from, to) = (number(from)?, number(to)?);
-            let count: usize = count.trim().parse().map_err(|_| form())?;
-            if !(2..=MOST_CELLS).contains(&count) {
-                return Err(wrong(format!("has {count} values, but a map needs 2 to {MOST_CELLS} a side")));
-            }
-            (0..count).map(|k| from + (to - from) * k as f64 / (count as f64 - 1.0)).collect()
-        }
-        [list] => list.split(',').map(number).collect::<Result<_, _>>()?,
-        _ => return Err(form()),
-    };
-    if values.len() < 2 {
-        return Err(wrong("is a single value, but a map needs at least two a side".into()));
-    }
-    if let Some(pair) = values.windows(2).find(|pair| pair[0] >= pair[1]) {
-        return Err(wrong(format!("must grow, but {} follows {}", pair[1], pair[0])));
-    }
+    let flag = name.replace('_', "-");
+    let (values, log) = parse_range(&flag, text, false)?;
     match values.iter().find(|v| **v < low || **v > high) {
-        Some(value) => Err(wrong(format!("holds {value}, which is not between {low} and {high}"))),
-        None => Ok(values),
+        Some(value) => Err(Error::invalid(flag, format!("{value} is not between {low} and {high}"))),
+        None => Ok(Axis { field: name.into(), values, log }),
     }
 }
 
 /// What `xsa bias` computes.
 struct BiasMaps {
-    rho: Vec<f64>,
-    self_attention: Vec<f64>,
+    rho: Axis,
+    self_attention: Axis,
     lengths: Vec<usize>,
     /// All but the three above.
     cell: Synthetic,
@@ -130,28 +113,27 @@ impl BiasMaps {
         };
         let seed = request.xsa.get("seed").map_or("0", String::as_str);
         let spread = request.xsa.get("spread").map_or("1", String::as_str);
-        let maps = Self {
-            rho: range(request, "rho", "0:0.9:16", 0.0, 1.0)?,
-            self_attention: range(request, "self_attention", "0.02:0.92:16", 1e-6, 1.0 - 1e-6)?,
-            lengths: lengths.split(',').map(length).collect::<Result<_, _>>()?,
-            cell: Synthetic {
-                tokens: 2,
-                sequences: whole(request, "sequences", 8, 1, 1000)?,
-                key_size: whole(request, "key_size", 128, 1, 65_536)?,
-                value_size: whole(request, "value_size", 128, 1, 65_536)?,
-                rho: 0.0,
-                self_attention: 0.5,
-                spread: spread
-                    .parse()
-                    .ok()
-                    .filter(|s| (0.0..=10.0).contains(s))
-                    .ok_or_else(|| Error::invalid("spread", format!("\"{spread}\" is not a number from 0 to 10")))?,
-                seed: seed
-                    .parse()
-                    .map_err(|_| Error::invalid("seed", format!("\"{seed}\" is not a whole number from 0 to 2^64 - 1")))?,
-            },
-        };
-        if maps.rho.len() * maps.self_attention.len() > MOST_CELLS {
+        let maps =
+            Self {
+                rho: side(request, "rho", "0:0.9:16", 0.0, 1.0)?,
+                self_attention: side(request, "self_attention", "log:0.01:0.9:16", 1e-6, 1.0 - 1e-6)?,
+                lengths: lengths.split(',').map(length).collect::<Result<_, _>>()?,
+                cell: Synthetic {
+                    tokens: 2,
+                    sequences: whole(request, "sequences", 8, 1, 1000)?,
+                    key_size: whole(request, "key_size", 128, 1, 65_536)?,
+                    value_size: whole(request, "value_size", 128, 1, 65_536)?,
+                    rho: 0.0,
+                    self_attention: 0.5,
+                    spread: spread.parse().ok().filter(|s| (0.0..=10.0).contains(s)).ok_or_else(|| {
+                        Error::invalid("spread", format!("\"{spread}\" is not a number from 0 to 10"))
+                    })?,
+                    seed: seed.parse().map_err(|_| {
+                        Error::invalid("seed", format!("\"{seed}\" is not a whole number from 0 to 2^64 - 1"))
+                    })?,
+                },
+            };
+        if maps.rho.values.len() * maps.self_attention.values.len() > MOST_CELLS {
             return Err(Error::invalid("rho", format!("a map has at most {MOST_CELLS} cells")));
         }
         Ok(maps)
@@ -159,8 +141,8 @@ impl BiasMaps {
 
     fn spec(&self) -> Value {
         json!({
-            "rho": self.rho,
-            "self_attention": self.self_attention,
+            "rho": self.rho.values,
+            "self_attention": self.self_attention.values,
             "lengths": self.lengths,
             "sequences": self.cell.sequences,
             "key_size": self.cell.key_size,
@@ -175,18 +157,15 @@ fn bias(request: &Request) -> Result<u8, Error> {
     let clock = Clock::start();
     let wanted = BiasMaps::parse(request)?;
     let mut folder = RunFolder::prepare(request.out.as_deref(), "xsa-bias", request.force)?;
-    let cells = wanted.rho.len() * wanted.self_attention.len();
+    let cells = wanted.rho.values.len() * wanted.self_attention.values.len();
     let progress = Progress::new("cells", (cells * wanted.lengths.len()) as u64, false, request.quiet);
     let mut maps = Vec::new();
-    let mut text = format!(
-        "{:>8}  {:>12}  {:>12}  {:>24}\n",
-        "tokens", "mean cos", "mean |error|", "largest |error|"
-    );
+    let mut text = format!("{:>8}  {:>12}  {:>12}  {:>24}\n", "tokens", "mean cos", "mean |error|", "largest |error|");
     for &tokens in &wanted.lengths {
         let mut rows = Rows::default();
-        for &self_attention in &wanted.self_attention {
+        for &self_attention in &wanted.self_attention.values {
             let mut row = Vec::new();
-            for &rho in &wanted.rho {
+            for &rho in &wanted.rho.values {
                 if progress.interrupted() {
                     return Err(input(xsa::Error::Interrupted));
                 }
@@ -202,13 +181,8 @@ fn bias(request: &Request) -> Result<u8, Error> {
     drop(progress);
     let note = "cos is measured, the lines are the closed form at the measured a_ii and sum a_ij^2 and the given rho; \
                 averages leave out position 0";
-    let result = headed(
-        "xsa bias",
-        wanted.spec(),
-        json!(wanted.cell.seed),
-        &clock,
-        json!({"positions": note, "maps": maps}),
-    );
+    let result =
+        headed("xsa bias", wanted.spec(), json!(wanted.cell.seed), &clock, json!({"positions": note, "maps": maps}));
     folder.write_document(&result)?;
     let files = drawn(folder.path(), "xsa-bias", figures::map);
     text += &format!("errors are of the closed form\n{}: result.json{files}\n", folder.path().display());
@@ -229,8 +203,8 @@ impl Rows {
         json!({
             "title": format!("{tokens} tokens"),
             "quantity": "cos(yᵢ, vᵢ)",
-            "x": {"label": "ρ", "values": wanted.rho},
-            "y": {"label": "self attention aᵢᵢ (aimed at)", "values": wanted.self_attention},
+            "x": {"label": "ρ", "values": wanted.rho.values, "log": wanted.rho.log},
+            "y": {"label": "self attention aᵢᵢ (aimed at)", "values": wanted.self_attention.values, "log": wanted.self_attention.log},
             "values": self.values(|b| b.cosine.mean),
             "contours": [0.2, 0.4, 0.6, 0.8, 0.9],
             "contours_of": self.values(|b| b.closed_form.mean),
@@ -247,14 +221,14 @@ impl Rows {
             self.0.iter().flatten().map(|b| (b.cosine.mean, (b.cosine.mean - b.closed_form.mean).abs())).collect();
         let mean = |f: &dyn Fn(&(f64, f64)) -> f64| cells.iter().map(f).sum::<f64>() / cells.len() as f64;
         let worst = (0..cells.len()).max_by(|&a, &b| cells[a].1.total_cmp(&cells[b].1)).unwrap_or(0);
-        let width = wanted.rho.len();
+        let width = wanted.rho.values.len();
         format!(
             "{tokens:>8}  {:>12.4}  {:>12.4}  {:.4} at rho {:.2}, a {:.2}\n",
             mean(&|c| c.0),
             mean(&|c| c.1),
             cells[worst].1,
-            wanted.rho[worst % width],
-            wanted.self_attention[worst / width]
+            wanted.rho.values[worst % width],
+            wanted.self_attention.values[worst / width]
         )
     }
 }
@@ -288,7 +262,8 @@ mod language_model {
 
     const WHY: &str = "the model was not trained with XSA: its weights use what XSA removes, among it all that a token \
                        passes to itself, so its perplexity rises; this says nothing of models trained with it";
-    const POSITIONS: &str = "averages leave out position 0, which sees only itself (y = v, cosine 1); rho is over all positions";
+    const POSITIONS: &str =
+        "averages leave out position 0, which sees only itself (y = v, cosine 1); rho is over all positions";
 
     /// Where the tokens come from.
     fn tokens(request: &Request, file: &File) -> Result<(Vec<u32>, Value), Error> {
@@ -333,7 +308,10 @@ mod language_model {
         // Before the minutes that loading can take.
         let (ids, source) = tokens(request, &file)?;
         if ids.len() < 2 {
-            return Err(Error::invalid("text", "is a single token: averages leave out position 0, so give at least two"));
+            return Err(Error::invalid(
+                "text",
+                "is a single token: averages leave out position 0, so give at least two",
+            ));
         }
         let mut folder = RunFolder::prepare(request.out.as_deref(), "xsa-model", request.force)?;
         let go_on = |watch: &dyn Watch| {

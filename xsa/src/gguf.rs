@@ -184,7 +184,9 @@ impl File {
         self.content
             .tensor(&mut self.reader, tensor, &Device::Cpu)
             .and_then(|quantized| quantized.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>())
-            .map_err(|error| Error::unreadable(self.name.clone(), format!("tensor \"{tensor}\": {}", first_line(&error))))
+            .map_err(|error| {
+                Error::unreadable(self.name.clone(), format!("tensor \"{tensor}\": {}", first_line(&error)))
+            })
     }
 }
 
@@ -212,13 +214,12 @@ impl Llama {
     /// # Errors
     /// [`Error::Unreadable`] when the architecture is not llama, when metadata or tensors are missing or do not
     /// fit each other, or when there are tensors that this architecture does not use; what `progress` returns.
-    pub fn read(
-        file: &mut File,
-        progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>,
-    ) -> Result<Self, Error> {
+    pub fn read(file: &mut File, progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>) -> Result<Self, Error> {
         let architecture = file.required("general.architecture", file.text("general.architecture"))?;
         if architecture != "llama" {
-            return Err(file.error(format!("is a model of the architecture \"{architecture}\"; only \"llama\" can be run")));
+            return Err(
+                file.error(format!("is a model of the architecture \"{architecture}\"; only \"llama\" can be run"))
+            );
         }
         let layers = file.required_count("llama.block_count")?;
         let mut settings = settings(file)?;
@@ -228,7 +229,10 @@ impl Llama {
         if let Some(unknown) = unknown {
             return Err(file.error(format!("has a tensor \"{unknown}\", which is not part of a plain llama model")));
         }
-        if let Some(missing) = names.iter().find(|name| !OPTIONAL.contains(&name.as_str()) && !file.content.tensor_infos.contains_key(*name)) {
+        if let Some(missing) = names
+            .iter()
+            .find(|name| !OPTIONAL.contains(&name.as_str()) && !file.content.tensor_infos.contains_key(*name))
+        {
             return Err(file.error(format!("has no tensor \"{missing}\"")));
         }
         if file.content.tensor_infos.contains_key(FACTORS) {

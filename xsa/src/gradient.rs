@@ -200,14 +200,7 @@ impl<T: Real> Backward<'_, T> {
     }
 
     /// `a_ij` into `weights` and `ds_ij` into `slopes`.
-    fn slopes(
-        &self,
-        head: usize,
-        rows: &Range<usize>,
-        columns: &Range<usize>,
-        weights: &mut [T],
-        slopes: &mut [T],
-    ) {
+    fn slopes(&self, head: usize, rows: &Range<usize>, columns: &Range<usize>, weights: &mut [T], slopes: &mut [T]) {
         let heads = self.prepared.shape.heads;
         self.prepared.weights(head, rows, columns, self.log_normalizers, weights);
         let values = self.prepared.value_block(self.prepared.shape.key_value_head(head), columns);
@@ -234,8 +227,7 @@ impl<T: Real> Backward<'_, T> {
             let slopes = Matrix::new(slopes, count, columns.len(), columns.len());
             multiply(&mut queries, prepared.scale, slopes, prepared.key_block(owner, &columns), true, 1);
         }
-        let mut part =
-            QueryPart { queries, sink_logit: T::zero(), sink_key: Vec::new(), sink_value: Vec::new() };
+        let mut part = QueryPart { queries, sink_logit: T::zero(), sink_key: Vec::new(), sink_value: Vec::new() };
         if let Some(logits) = prepared.sinks.logits {
             for i in rows.clone() {
                 let at = i * heads + head;

@@ -104,8 +104,7 @@ impl Likelihood {
 }
 
 /// What sees the attention of every layer: the layer, the attention, its shape and its inputs.
-pub type Observer<'a> =
-    dyn FnMut(usize, &SelfAttention, &Shape, &Inputs<'_, f32>) -> Result<(), Error> + 'a;
+pub type Observer<'a> = dyn FnMut(usize, &SelfAttention, &Shape, &Inputs<'_, f32>) -> Result<(), Error> + 'a;
 
 impl Llama {
     /// Runs the model over `tokens`, with exclusive attention in every head if `exclusive`, and shows the
@@ -124,8 +123,7 @@ impl Llama {
             key_size: settings.head_size,
             value_size: settings.head_size,
         };
-        let attention =
-            SelfAttention { exclusive, rotary: Some(settings.rotary.clone()), ..SelfAttention::default() };
+        let attention = SelfAttention { exclusive, rotary: Some(settings.rotary.clone()), ..SelfAttention::default() };
         let width = settings.embedding;
         let mut states = Vec::with_capacity(tokens.len() * width);
         for &token in tokens {
@@ -133,8 +131,11 @@ impl Llama {
         }
         for (number, layer) in self.layers.iter().enumerate() {
             let normed = self.normed(&states, &layer.attention_norm);
-            let (queries, keys, values) =
-                (linear(&normed, &layer.queries, width), linear(&normed, &layer.keys, width), linear(&normed, &layer.values, width));
+            let (queries, keys, values) = (
+                linear(&normed, &layer.queries, width),
+                linear(&normed, &layer.keys, width),
+                linear(&normed, &layer.values, width),
+            );
             let inputs = Inputs { queries: &queries, keys: &keys, values: &values, sinks: Sinks::default() };
             let attended = attention.forward(&shape, &inputs).map_err(|error| error.in_layer(number))?;
             observer(number, &attention, &shape, &inputs).map_err(|error| error.in_layer(number))?;
@@ -160,7 +161,10 @@ impl Llama {
         if let Some((at, id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocabulary) {
             return Err(Error::invalid(
                 "tokens",
-                format!("id {id} at position {at} is out of range: the vocabulary has {vocabulary} tokens, 0 to {}", vocabulary - 1),
+                format!(
+                    "id {id} at position {at} is out of range: the vocabulary has {vocabulary} tokens, 0 to {}",
+                    vocabulary - 1
+                ),
             ));
         }
         if tokens.len() > context {

@@ -108,7 +108,8 @@ impl SelfAttention {
                     let measured = measured.map(|(i, sums)| {
                         let at = i * heads + head;
                         let output = row(&attended.outputs, heads, shape.value_size, head, i);
-                        values.measure(&prepared, head, i, &sums, output, along[at].wide())
+                        let numbers = (along[at].wide(), attended.log_normalizers[at]);
+                        values.measure(&prepared, head, i, &sums, output, numbers)
                     });
                     measured.collect()
                 };
@@ -223,7 +224,7 @@ impl Values {
         (dot(&sum, &sum) - count) / (count * (count - 1.0))
     }
 
-    /// The columns of a query, in the order of [`Measurement`], from its sums, `z` and `c`.
+    /// The columns of a query, in the order of [`Measurement`], from its sums, `z`, `c` and the normaliser.
     fn measure<T: Real>(
         &self,
         prepared: &Prepared<'_, T>,
@@ -231,7 +232,7 @@ impl Values {
         position: usize,
         sums: &Row,
         output: &[T],
-        along: f64,
+        (along, log_normalizer): (f64, T),
     ) -> [f64; COLUMNS] {
         let shape = &prepared.shape;
         let owner = shape.key_value_head(head);
@@ -251,6 +252,14 @@ impl Values {
         let first = self.unit(shape, owner, 0);
         let first_part = sums.first * self.norms[owner * shape.tokens];
         let without_first: Vec<f64> = y.iter().zip(first).map(|(y, u)| y - first_part * u).collect();
+        // What tokens alone put along v.
+        let of_sink = prepared.sinks.token.as_ref().map_or(0.0, |token| {
+            let value: Vec<f64> = token.values[owner * shape.value_size..(owner + 1) * shape.value_size]
+                .iter()
+                .map(|v| v.wide())
+                .collect();
+            (prepared.sink_score(head, position, token) - log_normalizer).exp().wide() * dot(&value, direction)
+        });
         let weighted = |value: f64| if sums.weighted == 0.0 { 0.0 } else { value / sums.weighted };
         [
             own_cosine,
@@ -260,7 +269,7 @@ impl Values {
             1.0 - sums.total,
             weighted(sums.own * norm),
             weighted(sums.weighted_square / if sums.weighted == 0.0 { 1.0 } else { sums.weighted }),
-            weighted(along),
+            weighted(along - of_sink),
             // The mean of cos(y, v_j) over all j is y . sum / |y|, over T.
             (cosine(&y, sum) - own_cosine) / others,
             with(along - sums.own * norm),

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! v_j = sqrt(rho) u + sqrt(1 - rho) w_j,
-//! s_ij = spread g_i . k_j / sqrt(d) + beta k_i . k_j / |k_i|^2,      so  s_ii = (normal) + beta,
+//! s_ij = spread g_i . k_j / sqrt(d) + beta k_i . k_j / |k_i|^2,      g_i . k_i = 0,      so  s_ii = beta,
 //! ```
 //!
-//! with `u`, `w_j`, `g_i`, `k_j` standard normal, `d` the key size, and every query seeing every key. Other
-//! scores are normal with variance `spread^2 + beta^2 / d`, and `beta` is such that `a_ii` is close to what is
-//! asked for.
+//! with `u`, `w_j`, `k_j` standard normal, `g_i` too but for its part along `k_i`, `d` the key size, and every
+//! query seeing every key. Other scores are normal with variance `spread^2 + beta^2 / d`, and `beta` is such
+//! that `a_ii` is close to what is asked for.
 
 use headflow_model::random::{Purpose, Stream};
 
@@ -136,7 +136,8 @@ impl Synthetic {
                 let query = &mut queries[at * key_size..(at + 1) * key_size];
                 stream.normals(3, position as u32, 0, query);
                 let square: f64 = key.iter().map(|&k| f64::from(k).powi(2)).sum();
-                let (spread, own) = (self.spread as f32, (beta * root / square) as f32);
+                let inner: f64 = query.iter().zip(&*key).map(|(&g, &k)| f64::from(g) * f64::from(k)).sum();
+                let (spread, own) = (self.spread as f32, ((beta * root - self.spread * inner) / square) as f32);
                 query.iter_mut().zip(&*key).for_each(|(q, k)| *q = spread * *q + own * k);
             }
         }

@@ -33,7 +33,9 @@ impl Tokenizer {
         let hint = "give token ids instead of a text";
         let model = file.text("tokenizer.ggml.model").ok_or_else(|| file.error(format!("has no tokenizer; {hint}")))?;
         if model != "gpt2" {
-            return Err(file.error(format!("has a tokenizer of the kind \"{model}\"; only \"gpt2\" is supported; {hint}")));
+            return Err(
+                file.error(format!("has a tokenizer of the kind \"{model}\"; only \"gpt2\" is supported; {hint}"))
+            );
         }
         let kind = file.text("tokenizer.ggml.pre").unwrap_or("gpt-2");
         let (splits, ignore_merges) = splits(kind).ok_or_else(|| {
@@ -48,7 +50,8 @@ impl Tokenizer {
         let merges: Option<Vec<(String, String)>> =
             merges.iter().map(|merge| merge.split_once(' ').map(|(a, b)| (a.into(), b.into()))).collect();
         let merges = merges.ok_or_else(|| missing("tokenizer.ggml.merges"))?;
-        let vocabulary: Vocab = tokens.iter().enumerate().map(|(id, token)| ((*token).to_string(), id as u32)).collect();
+        let vocabulary: Vocab =
+            tokens.iter().enumerate().map(|(id, token)| ((*token).to_string(), id as u32)).collect();
         let model = BPE::builder()
             .vocab_and_merges(vocabulary, merges)
             .ignore_merges(ignore_merges)
@@ -59,9 +62,7 @@ impl Tokenizer {
         let kinds = file.counts("tokenizer.ggml.token_type").unwrap_or_default();
         let control = tokens.iter().zip(&kinds).filter(|(_, kind)| **kind == CONTROL);
         let control: Vec<AddedToken> = control.map(|(token, _)| AddedToken::from((*token).to_string(), true)).collect();
-        inner
-            .add_special_tokens(control)
-            .map_err(|error| file.error(format!("has an unusable tokenizer: {error}")))?;
+        inner.add_special_tokens(control).map_err(|error| file.error(format!("has an unusable tokenizer: {error}")))?;
         let wanted = file.flag("tokenizer.ggml.add_bos_token").unwrap_or(false);
         let begin = file.count("tokenizer.ggml.bos_token_id").and_then(|id| u32::try_from(id).ok());
         Ok(Self { inner, begin: begin.filter(|_| wanted) })
