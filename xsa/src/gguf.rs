@@ -86,6 +86,9 @@ impl File {
         if read.is_err() || &magic != b"GGUF" {
             return Err(failed("is not a GGUF file".into()));
         }
+        if zero_alignment(&mut reader).map_err(|e| failed(format!("cannot be read: {e}")))? {
+            return Err(failed("has a \"general.alignment\" of 0 in its metadata".into()));
+        }
         reader.seek(SeekFrom::Start(0)).map_err(|e| failed(format!("cannot be read: {e}")))?;
         let content = Content::read(&mut reader).map_err(|error| failed(header_problem(&error)))?;
         for (tensor, info) in &content.tensor_infos {
@@ -188,6 +191,18 @@ impl File {
                 Error::unreadable(self.name.clone(), format!("tensor \"{tensor}\": {}", first_line(&error)))
             })
     }
+}
+
+/// Whether the metadata ask for an alignment of 0, by which candle 0.11 would divide.
+fn zero_alignment(reader: &mut BufReader<fs::File>) -> std::io::Result<bool> {
+    const KEY: &[u8] = b"\x11\0\0\0\0\0\0\0general.alignment";
+    // Headers are smaller than that.
+    let mut header = Vec::new();
+    reader.take(1 << 26).read_to_end(&mut header)?;
+    let place = header.windows(KEY.len()).position(|window| window == KEY);
+    // A number of four bytes for its type, then at least one for the value.
+    let value = place.and_then(|at| header.get(at + KEY.len() + 4..at + KEY.len() + 8));
+    Ok(value.is_some_and(|value| value == [0; 4]))
 }
 
 fn header_problem(error: &candle_core::Error) -> String {
