@@ -16,7 +16,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::error::Error;
-use crate::exclusive::{exclude, unit};
+use crate::exclusive::exclude_scaled;
 use crate::matrix::{Matrix, multiply};
 use crate::real::Real;
 use crate::rotary::Rotary;
@@ -402,10 +402,10 @@ impl SelfAttention {
             if !log_normalizers[i].is_finite() {
                 return Err(Error::NotFinite { what: "a score", layer: None, head, position: Some(position) });
             }
-            output.iter_mut().for_each(|y| *y = *y * scale);
             if self.exclusive {
-                let own = unit(prepared.value(owner, position), &mut direction);
-                removed.push(own.map_or(T::zero(), |_| exclude(output, &direction)));
+                removed.push(exclude_scaled(output, prepared.value(owner, position), scale, &mut direction));
+            } else {
+                output.iter_mut().for_each(|y| *y = *y * scale);
             }
         }
         Ok(HeadBlock { outputs, log_normalizers, removed })

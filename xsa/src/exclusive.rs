@@ -11,9 +11,7 @@ use crate::real::Real;
 /// smallest normal number, which count as zero.
 pub(crate) fn unit<T: Real>(value: &[T], direction: &mut [T]) -> Option<T> {
     let square = T::dot(value, value);
-    // Squares that neither vanish nor overflow, and so far from it that none loses digits.
-    let safe = T::min_positive_value() / T::epsilon() / T::epsilon();
-    let (scale, square) = if square > safe && square.is_finite() {
+    let (scale, square) = if square > T::SAFE_SQUARE && square.is_finite() {
         (T::one(), square)
     } else {
         let largest = value.iter().fold(T::zero(), |a, v| a.max(v.abs()));
@@ -37,6 +35,15 @@ pub(crate) fn exclude<T: Real>(output: &mut [T], direction: &[T]) -> T {
     let along = T::dot(output, direction);
     output.iter_mut().zip(direction).for_each(|(y, &u)| *y = *y - along * u);
     along
+}
+
+/// Turns `scale y` into `z` and returns `c`; the same in one pass where it can be.
+pub(crate) fn exclude_scaled<T: Real>(output: &mut [T], value: &[T], scale: T, direction: &mut [T]) -> T {
+    if let Some(along) = T::project(output, value, scale) {
+        return along;
+    }
+    output.iter_mut().for_each(|y| *y = *y * scale);
+    unit(value, direction).map_or(T::zero(), |_| exclude(output, direction))
 }
 
 /// Turns `dz` into `dy` and adds to `dv`, given `u`, `|v|`, `z` and `c`. Entries of `dv` beyond the range of

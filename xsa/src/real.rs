@@ -8,6 +8,9 @@ use num_traits::Float;
 
 /// `f32` or `f64`.
 pub trait Real: Float + Default + Debug + Display + Send + Sync + private::Sealed + 'static {
+    /// Sums of squares above this lose no digits to numbers below the smallest normal one.
+    const SAFE_SQUARE: Self;
+
     /// Replaces every score by `exp(score - shift)` and returns their sum. Scores are at most
     /// `shift`, up to rounding; minus infinity becomes zero.
     fn exponentials(scores: &mut [Self], shift: Self) -> Self;
@@ -17,6 +20,10 @@ pub trait Real: Float + Default + Debug + Display + Send + Sync + private::Seale
 
     /// `sum_j a_j b_j`, in the order of [`LANES`] partial sums.
     fn dot(a: &[Self], b: &[Self]) -> Self;
+
+    /// `y <- scale (y - (y . v / v . v) v)`; returns `scale y . v / |v|`. None, and nothing done, where the square of
+    /// `v` is so small or large that it loses digits.
+    fn project(output: &mut [Self], value: &[Self], scale: Self) -> Option<Self>;
 
     /// The nearest number of this precision.
     fn of(value: f64) -> Self;
@@ -62,7 +69,7 @@ fn exp64(x: f64) -> f64 {
 }
 
 macro_rules! kernels {
-    ($real:ty, $exp:ident, $exponentials:ident, $largest:ident, $dot:ident) => {
+    ($real:ty, $exp:ident, $exponentials:ident, $largest:ident, $dot:ident, $project:ident) => {
         #[multiversion(targets(
             "x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl+avx2+fma+bmi1+bmi2",
             "x86_64+avx2+fma+bmi1+bmi2"
@@ -116,7 +123,41 @@ macro_rules! kernels {
             sums.iter().sum()
         }
 
+        #[multiversion(targets(
+            "x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl+avx2+fma+bmi1+bmi2",
+            "x86_64+avx2+fma+bmi1+bmi2"
+        ))]
+        fn $project(output: &mut [$real], value: &[$real], scale: $real) -> Option<$real> {
+            let (mut squares, mut products) = ([0.0; LANES], [0.0; LANES]);
+            let ((v, v_rest), (y, y_rest)) = (value.as_chunks::<LANES>(), output.as_chunks::<LANES>());
+            for (v, y) in v.iter().zip(y) {
+                for k in 0..LANES {
+                    squares[k] = v[k].mul_add(v[k], squares[k]);
+                    products[k] = v[k].mul_add(y[k], products[k]);
+                }
+            }
+            for (k, (v, y)) in v_rest.iter().zip(y_rest).enumerate() {
+                squares[k] = v.mul_add(*v, squares[k]);
+                products[k] = v.mul_add(*y, products[k]);
+            }
+            let (square, product): ($real, $real) = (squares.iter().sum(), products.iter().sum());
+            if !(square > <$real>::SAFE_SQUARE && square < <$real>::MAX) {
+                return None;
+            }
+            let step = scale * (product / square);
+            for (y, v) in output.iter_mut().zip(value) {
+                *y = (-step).mul_add(*v, *y * scale);
+            }
+            Some(scale * product / square.sqrt())
+        }
+
         impl Real for $real {
+            const SAFE_SQUARE: Self = <$real>::MIN_POSITIVE / <$real>::EPSILON / <$real>::EPSILON;
+
+            fn project(output: &mut [Self], value: &[Self], scale: Self) -> Option<Self> {
+                $project(output, value, scale)
+            }
+
             fn exponentials(scores: &mut [Self], shift: Self) -> Self {
                 $exponentials(scores, shift)
             }
@@ -140,8 +181,8 @@ macro_rules! kernels {
     };
 }
 
-kernels!(f32, exp32, exponentials32, largest32, dot32);
-kernels!(f64, exp64, exponentials64, largest64, dot64);
+kernels!(f32, exp32, exponentials32, largest32, dot32, project32);
+kernels!(f64, exp64, exponentials64, largest64, dot64, project64);
 
 #[cfg(test)]
 mod tests {
