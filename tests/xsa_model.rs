@@ -39,7 +39,11 @@ fn model() -> Llama {
 /// One vector of the reference, `y`, `v` or `z` of a layer, head and position.
 type Vectors = (String, [Vec<f64>; 3]);
 
-fn run(model: &Llama, tokens: &[u32], wanted: &[(usize, usize, usize)]) -> (Likelihood, Vec<Measurement>, Vec<Vectors>) {
+fn run(
+    model: &Llama,
+    tokens: &[u32],
+    wanted: &[(usize, usize, usize)],
+) -> (Likelihood, Vec<Measurement>, Vec<Vectors>) {
     let (mut layers, mut vectors) = (Vec::new(), Vec::new());
     let likelihood = model
         .run(tokens, false, &mut |layer, attention, shape, inputs| {
@@ -98,7 +102,9 @@ fn a_real_model_gives_the_reference_values() {
     for (layer, measured) in layers.iter().enumerate() {
         for owner in 0..3 {
             assert!((measured.rho[owner] - golden["rho"][layer][owner].as_f64().unwrap()).abs() < 1e-5);
-            assert!((measured.rho_without_first[owner] - golden["rho_x0"][layer][owner].as_f64().unwrap()).abs() < 1e-5);
+            assert!(
+                (measured.rho_without_first[owner] - golden["rho_x0"][layer][owner].as_f64().unwrap()).abs() < 1e-5
+            );
         }
     }
     let overall = |of: fn(&Measurement, usize) -> f64| {
@@ -228,10 +234,8 @@ impl Gguf {
             ("llama.attention.head_count_kv", json!(1)),
             ("llama.attention.layer_norm_rms_epsilon", json!(1e-5)),
         ];
-        let mut file = Self {
-            metadata: metadata.into_iter().map(|(k, v)| (k.to_string(), v)).collect(),
-            tensors: Vec::new(),
-        };
+        let mut file =
+            Self { metadata: metadata.into_iter().map(|(k, v)| (k.to_string(), v)).collect(), tensors: Vec::new() };
         file.add("token_embd.weight", &[8, 12], 1.0);
         file.add("output_norm.weight", &[8], 1.0);
         for layer in 0..2 {
@@ -390,8 +394,9 @@ fn a_tiny_model_is_its_equations() {
             let queries = turned(&apply(&layer.queries, &inner[i]), i);
             let mut y = Vec::new();
             for query in queries.chunks(4) {
-                let weights: Vec<f64> =
-                    (0..=i).map(|j| (query.iter().zip(&keys[j]).map(|(q, k)| q * k).sum::<f64>() / 2.0).exp()).collect();
+                let weights: Vec<f64> = (0..=i)
+                    .map(|j| (query.iter().zip(&keys[j]).map(|(q, k)| q * k).sum::<f64>() / 2.0).exp())
+                    .collect();
                 let total: f64 = weights.iter().sum();
                 y.extend((0..4).map(|k| (0..=i).map(|j| weights[j] / total * values[j][k]).sum::<f64>()));
             }
@@ -431,10 +436,8 @@ fn files_that_cannot_be_used() {
     };
     // First that the file as it is can be used.
     fs::write(at("good.gguf"), tiny.bytes()).unwrap();
-    let result = printed(
-        folder.path(),
-        &["xsa", "measure", "--model", "good.gguf", "--tokens", "ids.json", "--out", "good"],
-    );
+    let result =
+        printed(folder.path(), &["xsa", "measure", "--model", "good.gguf", "--tokens", "ids.json", "--out", "good"]);
     assert_eq!(result["cos"].as_array().unwrap().len(), 2);
 
     measure(&["--model", "none.gguf", "--tokens", "ids.json"], "none.gguf: cannot be opened");
@@ -463,6 +466,11 @@ fn files_that_cannot_be_used() {
     }
     model(&tiny.clone().set("llama.attention.head_count_kv", json!(3)).bytes(), "3 key-value heads do not divide 2");
     model(&tiny.clone().set("llama.rope.dimension_count", json!(6)).bytes(), "6 entries of a head cannot turn");
+    model(&tiny.clone().set("llama.block_count", json!(50_000_000)).bytes(), "20 tensors, too few for 50000000 layers");
+    model(&tiny.clone().set("llama.attention.key_length", json!(2_000_000_000)).bytes(), "key_length\" is 2000000000");
+    model(&tiny.clone().set("llama.rope.freq_base", json!("x")).bytes(), "no usable \"llama.rope.freq_base\"");
+    model(&tiny.clone().set("llama.rope.scaling.factor", json!(4)).bytes(), "\"llama.rope.scaling.factor\"");
+    model(&tiny.clone().set("llama.expert_count", json!(8)).bytes(), "\"llama.expert_count\"");
     model(&tiny.clone().set("llama.rope.scaling.type", json!("yarn")).bytes(), "by \"yarn\"");
     let nan = f32::NAN.to_le_bytes().repeat(32);
     let spoiled = tiny.clone().with("blk.1.attn_v.weight", &[8, 4], 0, nan);

@@ -16,6 +16,9 @@ use super::{Clock, headed, names, print};
 use crate::cli::Request;
 use crate::progress::Progress;
 
+/// The most numbers in a tensor of synthetic values: 1 GiB.
+const MOST_NUMBERS: usize = 1 << 28;
+
 /// The most cells of a map.
 const MOST_CELLS: usize = 10_000;
 
@@ -135,6 +138,13 @@ impl BiasMaps {
             };
         if maps.rho.values.len() * maps.self_attention.values.len() > MOST_CELLS {
             return Err(Error::invalid("rho", format!("a map has at most {MOST_CELLS} cells")));
+        }
+        let longest = maps.lengths.iter().max().copied().unwrap_or(0);
+        if longest * maps.cell.sequences * maps.cell.key_size.max(maps.cell.value_size) > MOST_NUMBERS {
+            return Err(Error::invalid(
+                "lengths",
+                format!("times sequences and key or value size are more than {MOST_NUMBERS} numbers"),
+            ));
         }
         Ok(maps)
     }
@@ -261,7 +271,8 @@ mod language_model {
     const NAMED: usize = 5;
 
     const WHY: &str = "the model was not trained with XSA: its weights use what XSA removes, among it all that a token \
-                       passes to itself, so its perplexity rises; this says nothing of models trained with it";
+                       passes to itself through attention, so a rise of its perplexity is expected; this says nothing of models \
+                       trained with it";
     const POSITIONS: &str =
         "averages leave out position 0, which sees only itself (y = v, cosine 1); rho is over all positions";
 

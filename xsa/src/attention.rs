@@ -157,7 +157,13 @@ fn sized<T>(what: &'static str, data: &[T], sizes: &[(usize, &str)]) -> Result<(
 }
 
 /// Refuses what is not finite in `data`, a tensor of `heads` heads of `size` numbers a token.
-fn finite<T: Real>(what: &'static str, data: &[T], heads: usize, size: usize, sink: bool) -> Result<(), Error> {
+pub(crate) fn finite<T: Real>(
+    what: &'static str,
+    data: &[T],
+    heads: usize,
+    size: usize,
+    sink: bool,
+) -> Result<(), Error> {
     match data.iter().position(|x| !x.is_finite()) {
         None => Ok(()),
         Some(at) => {

@@ -4,6 +4,7 @@
 //! A GGUF llama holds the rows of its query and key matrices in an order in which rotary pairs are the
 //! entries `2 k` and `2 k + 1` of a head ([`Pairing::Interleaved`]).
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -73,8 +74,8 @@ impl File {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] when there is no such file, or it is not GGUF, is truncated, or holds a tensor in
-    /// a format that cannot be read.
+    /// [`Error::Unreadable`] when there is no such file, or it is not GGUF, is truncated, holds a tensor in a
+    /// format that cannot be read, or a model of another architecture than llama.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let name = path.display().to_string();
         let failed = |problem: String| Error::unreadable(name.clone(), problem);
@@ -105,7 +106,14 @@ impl File {
                 )));
             }
         }
-        Ok(Self { name, reader, content })
+        let file = Self { name, reader, content };
+        let architecture = file.required("general.architecture", file.text("general.architecture"))?;
+        if architecture != "llama" {
+            return Err(
+                file.error(format!("is a model of the architecture \"{architecture}\"; only \"llama\" can be run"))
+            );
+        }
+        Ok(file)
     }
 
     /// The file's name, as it was given.
@@ -164,6 +172,11 @@ impl File {
 
     fn required<T>(&self, key: &str, value: Option<T>) -> Result<T, Error> {
         value.ok_or_else(|| self.error(format!("has no usable \"{key}\" in its metadata")))
+    }
+
+    /// None if the key is not there; an error if it is there and of another kind.
+    fn optional<'a, T>(&'a self, key: &str, value: impl Fn(&'a Self, &str) -> Option<T>) -> Result<Option<T>, Error> {
+        if self.content.metadata.contains_key(key) { self.required(key, value(self, key)).map(Some) } else { Ok(None) }
     }
 
     fn required_count(&self, key: &str) -> Result<usize, Error> {
@@ -227,20 +240,19 @@ impl Llama {
     /// Reads a model; `progress` hears of every layer, with their number.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] when the architecture is not llama, when metadata or tensors are missing or do not
-    /// fit each other, or when there are tensors that this architecture does not use; what `progress` returns.
+    /// [`Error::Unreadable`] when metadata or tensors are missing or do not fit each other, or when there are tensors that this architecture does not use; what `progress` returns.
     pub fn read(file: &mut File, progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>) -> Result<Self, Error> {
-        let architecture = file.required("general.architecture", file.text("general.architecture"))?;
-        if architecture != "llama" {
+        let layers = file.required_count("llama.block_count")?;
+        // Before anything of the size of a wrong number is made.
+        if layers > file.content.tensor_infos.len() {
             return Err(
-                file.error(format!("is a model of the architecture \"{architecture}\"; only \"llama\" can be run"))
+                file.error(format!("has {} tensors, too few for {layers} layers", file.content.tensor_infos.len()))
             );
         }
-        let layers = file.required_count("llama.block_count")?;
         let mut settings = settings(file)?;
-        let names = names(layers);
+        let names: BTreeSet<String> = names(layers).into_iter().collect();
         // Whatever else is there would change the outcome.
-        let unknown = file.content.tensor_infos.keys().filter(|name| !names.contains(name)).min();
+        let unknown = file.content.tensor_infos.keys().filter(|name| !names.contains(*name)).min();
         if let Some(unknown) = unknown {
             return Err(file.error(format!("has a tensor \"{unknown}\", which is not part of a plain llama model")));
         }
@@ -281,6 +293,8 @@ impl Llama {
     }
 }
 
+/// Heads of real models have some hundred numbers.
+const MOST_HEAD_SIZE: usize = 65_536;
 const LOGITS: &str = "output.weight";
 const FACTORS: &str = "rope_freqs.weight";
 /// Tensors that need not be there.
@@ -300,28 +314,41 @@ fn names(layers: usize) -> Vec<String> {
 fn settings(file: &File) -> Result<Settings, Error> {
     let count = |key: &str| file.required_count(&format!("llama.{key}"));
     let (embedding, heads) = (count("embedding_length")?, count("attention.head_count")?);
-    let key_value_heads = match file.count("llama.attention.head_count_kv") {
+    let key_value_heads = match file.optional("llama.attention.head_count_kv", File::count)? {
         Some(_) => count("attention.head_count_kv")?,
         None => heads,
     };
     if !heads.is_multiple_of(key_value_heads) {
         return Err(file.error(format!("{key_value_heads} key-value heads do not divide {heads} heads")));
     }
-    let head_size = match file.count("llama.attention.key_length") {
-        Some(size) => size,
+    let head_size = match file.optional("llama.attention.key_length", File::count)? {
+        Some(size) if (1..=MOST_HEAD_SIZE).contains(&size) => size,
+        Some(size) => return Err(file.error(format!("\"llama.attention.key_length\" is {size}"))),
         None if embedding.is_multiple_of(heads) => embedding / heads,
         None => return Err(file.error(format!("an embedding of {embedding} cannot be shared by {heads} heads"))),
     };
-    if file.count("llama.attention.value_length").is_some_and(|size| size != head_size) || head_size == 0 {
+    if file.optional("llama.attention.value_length", File::count)?.is_some_and(|size| size != head_size)
+        || head_size == 0
+    {
         return Err(file.error("has keys and values of different sizes, which is not supported"));
     }
-    let scaling = file.text("llama.rope.scaling.type").unwrap_or("none");
+    for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
+        if file.optional(key, File::number)?.is_some_and(|factor| factor != 0.0 && factor != 1.0) {
+            return Err(file.error(format!("has a \"{key}\", which is not supported")));
+        }
+    }
+    for key in ["llama.expert_count", "llama.attention.sliding_window"] {
+        if file.optional(key, File::count)?.is_some_and(|count| count > 0) {
+            return Err(file.error(format!("has a \"{key}\", which is not part of a plain llama model")));
+        }
+    }
+    let scaling = file.optional("llama.rope.scaling.type", |file, key| file.text(key))?.unwrap_or("none");
     if scaling != "none" {
         return Err(file.error(format!("scales rotary embeddings by \"{scaling}\", which is not supported")));
     }
     let rotary = Rotary {
-        base: file.number("llama.rope.freq_base").unwrap_or(10_000.0),
-        size: Some(file.count("llama.rope.dimension_count").unwrap_or(head_size)),
+        base: file.optional("llama.rope.freq_base", File::number)?.unwrap_or(10_000.0),
+        size: Some(file.optional("llama.rope.dimension_count", File::count)?.unwrap_or(head_size)),
         pairing: Pairing::Interleaved,
         factors: None,
     };
@@ -342,6 +369,6 @@ fn settings(file: &File) -> Result<Settings, Error> {
         vocabulary,
         context: count("context_length")?,
         rotary,
-        epsilon: file.required(epsilon, file.number(epsilon))?,
+        epsilon: file.required(epsilon, file.number(epsilon).filter(|e| e.is_finite() && *e >= 0.0))?,
     })
 }

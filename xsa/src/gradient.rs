@@ -16,7 +16,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::attention::{
-    Attended, Inputs, KEYS, Mask, Prepared, QUERIES, SelfAttention, Shape, block, query_blocks, row,
+    Attended, Inputs, KEYS, Mask, Prepared, QUERIES, SelfAttention, Shape, block, finite, query_blocks, row,
 };
 use crate::error::Error;
 use crate::exclusive::{exclude_gradient, unit};
@@ -61,7 +61,7 @@ impl SelfAttention {
     /// outputs (`tokens x heads x value_size`).
     ///
     /// # Errors
-    /// As [`SelfAttention::forward`], and [`Error::Size`] for a gradient or an `attended` of another shape.
+    /// As [`SelfAttention::forward`], also for the gradient, and [`Error::Size`] for an `attended` of another shape.
     pub fn backward<T: Real>(
         &self,
         shape: &Shape,
@@ -87,6 +87,7 @@ impl SelfAttention {
         if self.exclusive != attended.removed.is_some() {
             return Err(Error::invalid("attended", "is not of the same attention: exclusive and not exclusive"));
         }
+        finite("the gradient", gradient, heads, value_size, false)?;
         let mut gradient = gradient.to_vec();
         let mut values = vec![T::zero(); tokens * key_value_heads * value_size];
         if let Some(removed) = &attended.removed {

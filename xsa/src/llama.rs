@@ -180,7 +180,8 @@ impl Llama {
         let mut normed = states.to_vec();
         normed.par_chunks_mut(weights.len()).for_each(|state| {
             let mean = f64::from(f32::dot(state, state)) / state.len() as f64;
-            let factor = (1.0 / (mean + self.settings.epsilon).sqrt()) as f32;
+            // A sum that overflows must not pass as zero: attention names where.
+            let factor = if mean.is_finite() { (1.0 / (mean + self.settings.epsilon).sqrt()) as f32 } else { f32::NAN };
             state.iter_mut().zip(weights).for_each(|(x, w)| *x *= factor * w);
         });
         normed

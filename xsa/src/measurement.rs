@@ -9,8 +9,9 @@
 //! rho = (|sum_j v_j / |v_j||^2 - T) / (T (T - 1)):   the mean cosine of two different values.
 //! ```
 //!
-//! XSA removes the fraction `cos(y_i, v_i)^2` of `|y_i|^2`. A cosine with a zero vector counts as 0.
-//! Averages over a head leave out position 0, which sees only itself: `y_0 = v_0`, cosine 1.
+//! XSA removes the fraction `cos(y_i, v_i)^2` of `|y_i|^2`. A cosine with a zero vector counts as 0, also where
+//! nothing but rounding is left of `y_i` without a term. Averages over a head leave out position 0, which under a
+//! causal mask sees only itself: `y_0 = v_0`, cosine 1.
 
 use std::ops::Range;
 
@@ -80,11 +81,16 @@ struct Row {
     weighted_square: f64,
     own: f64,
     first: f64,
+    /// `sum_j a_ij |v_j| cos(v_i, v_j)`, where a sink token hides it in `y`.
+    along: f64,
 }
 
 /// One head's part of one block of queries, a number for each of [`COLUMNS`].
 type HeadPart = Vec<[f64; COLUMNS]>;
 const COLUMNS: usize = 11;
+
+/// Of an output without a term, nothing but rounding is left below this weight of the others.
+const LEFT: f64 = 1e-4;
 
 impl SelfAttention {
     /// Measures one sequence; whether [`SelfAttention::exclusive`] is set makes no difference: `y` is the
@@ -108,8 +114,7 @@ impl SelfAttention {
                     let measured = measured.map(|(i, sums)| {
                         let at = i * heads + head;
                         let output = row(&attended.outputs, heads, shape.value_size, head, i);
-                        let numbers = (along[at].wide(), attended.log_normalizers[at]);
-                        values.measure(&prepared, head, i, &sums, output, numbers)
+                        values.measure(&prepared, head, i, &sums, output, along[at].wide())
                     });
                     measured.collect()
                 };
@@ -221,10 +226,13 @@ impl Values {
         if count < 2.0 {
             return f64::NAN;
         }
-        (dot(&sum, &sum) - count) / (count * (count - 1.0))
+        // Zero values have no direction, and a cosine of 0.
+        let norms = &self.norms[owner * shape.tokens..(owner + 1) * shape.tokens];
+        let directions = norms[skip..].iter().filter(|norm| **norm > 0.0).count() as f64;
+        (dot(&sum, &sum) - directions) / (count * (count - 1.0))
     }
 
-    /// The columns of a query, in the order of [`Measurement`], from its sums, `z`, `c` and the normaliser.
+    /// The columns of a query, in the order of [`Measurement`], from its sums, `z` and `c`.
     fn measure<T: Real>(
         &self,
         prepared: &Prepared<'_, T>,
@@ -232,7 +240,7 @@ impl Values {
         position: usize,
         sums: &Row,
         output: &[T],
-        (along, log_normalizer): (f64, T),
+        along: f64,
     ) -> [f64; COLUMNS] {
         let shape = &prepared.shape;
         let owner = shape.key_value_head(head);
@@ -252,14 +260,7 @@ impl Values {
         let first = self.unit(shape, owner, 0);
         let first_part = sums.first * self.norms[owner * shape.tokens];
         let without_first: Vec<f64> = y.iter().zip(first).map(|(y, u)| y - first_part * u).collect();
-        // What tokens alone put along v.
-        let of_sink = prepared.sinks.token.as_ref().map_or(0.0, |token| {
-            let value: Vec<f64> = token.values[owner * shape.value_size..(owner + 1) * shape.value_size]
-                .iter()
-                .map(|v| v.wide())
-                .collect();
-            (prepared.sink_score(head, position, token) - log_normalizer).exp().wide() * dot(&value, direction)
-        });
+        let of_tokens = if prepared.sinks.token.is_some() { sums.along } else { along };
         let weighted = |value: f64| if sums.weighted == 0.0 { 0.0 } else { value / sums.weighted };
         [
             own_cosine,
@@ -269,11 +270,11 @@ impl Values {
             1.0 - sums.total,
             weighted(sums.own * norm),
             weighted(sums.weighted_square / if sums.weighted == 0.0 { 1.0 } else { sums.weighted }),
-            weighted(along - of_sink),
+            weighted(of_tokens),
             // The mean of cos(y, v_j) over all j is y . sum / |y|, over T.
             (cosine(&y, sum) - own_cosine) / others,
-            with(along - sums.own * norm),
-            cosine(&without_first, direction),
+            if 1.0 - sums.own < LEFT { 0.0 } else { with(along - sums.own * norm) },
+            if 1.0 - sums.first < LEFT { 0.0 } else { cosine(&without_first, direction) },
         ]
     }
 }
@@ -302,6 +303,12 @@ fn rows_of<T: Real>(
                 sums.square += weight * weight;
                 sums.weighted += weighted;
                 sums.weighted_square += weighted * weighted;
+            }
+            if prepared.sinks.token.is_some() {
+                let own = values.unit(&prepared.shape, owner, i);
+                for (j, weight) in columns.clone().zip(weights) {
+                    sums.along += weight.wide() * norms[j] * dot(own, values.unit(&prepared.shape, owner, j));
+                }
             }
             if columns.contains(&i) {
                 sums.own = weights[i - columns.start].wide();
