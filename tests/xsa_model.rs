@@ -67,6 +67,9 @@ fn run(
     (likelihood, layers, vectors)
 }
 
+/// A number of a head.
+type OfHead = fn(&Measurement, usize) -> f64;
+
 /// `reference/xsa/golden_alice0.json`: every head of every layer, 45 vectors, logits and likelihoods.
 #[test]
 fn a_real_model_gives_the_reference_values() {
@@ -82,7 +85,7 @@ fn a_real_model_gives_the_reference_values() {
     assert_eq!(wanted.len(), 45);
     let (likelihood, layers, found) = run(&model(), &ids(&golden["tokens"]), &wanted);
 
-    let heads: [(&str, fn(&Measurement, usize) -> f64); 5] = [
+    let heads: [(&str, OfHead); 5] = [
         ("cos", |m, h| m.mean(&m.cosine, h)),
         ("aii", |m, h| m.mean(&m.self_attention, h)),
         ("sum_a2", |m, h| m.mean(&m.squared_attention, h)),
@@ -107,9 +110,7 @@ fn a_real_model_gives_the_reference_values() {
             );
         }
     }
-    let overall = |of: fn(&Measurement, usize) -> f64| {
-        layers.iter().flat_map(|m| (0..9).map(move |h| of(m, h))).sum::<f64>() / 270.0
-    };
+    let overall = |of: OfHead| layers.iter().flat_map(|m| (0..9).map(move |h| of(m, h))).sum::<f64>() / 270.0;
     assert!((overall(heads[0].1) - 0.408_038).abs() < 1e-6);
     assert!((overall(heads[4].1) - 0.261_252).abs() < 1e-6);
 

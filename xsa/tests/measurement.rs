@@ -116,7 +116,7 @@ fn a_sink_token_that_takes_nearly_everything() {
     for (single, exact) in single.attended_similarity.iter().zip(&exact.attended_similarity) {
         assert!(exact.abs() <= 1.0 + 1e-12 && (single - exact).abs() < 1e-3, "{single} {exact}");
     }
-    let nearly = (0..80).filter(|at| exact.sink_attention[*at] > 1.0 - 1e-6).count();
+    let nearly = (0..80).filter(|at| exact.sink_attention[*at] > 1.0 - 1e-4).count();
     assert!(nearly > 2, "{nearly}");
 }
 
