@@ -1,5 +1,5 @@
 //! The gradient of attention. With `dz` the gradient at the outputs and `dy` that before the exclusive
-//! projection ([`crate::exclusive`]; `dy = dz` without it),
+//! projection (`exclusive.rs`; `dy = dz` without it),
 //!
 //! ```text
 //! D_i = dy_i . y_i,          ds_ij = a_ij (dy_i . v_j - D_i),

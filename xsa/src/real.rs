@@ -18,7 +18,7 @@ pub trait Real: Float + Default + Debug + Display + Send + Sync + private::Seale
     /// The largest of `scores`, minus infinity of none; NaNs may be passed over.
     fn largest(scores: &[Self]) -> Self;
 
-    /// `sum_j a_j b_j`, in the order of [`LANES`] partial sums.
+    /// `sum_j a_j b_j`, by 16 partial sums at any vector width.
     fn dot(a: &[Self], b: &[Self]) -> Self;
 
     /// `y <- scale (y - (y . v / v . v) v)`; returns `scale y . v / |v|`. None, and nothing done, where the square of
