@@ -21,8 +21,8 @@ pub trait Real: Float + Default + Debug + Display + Send + Sync + private::Seale
     /// `sum_j a_j b_j`, by 16 partial sums at any vector width.
     fn dot(a: &[Self], b: &[Self]) -> Self;
 
-    /// `y <- scale (y - (y . v / v . v) v)`; returns `scale y . v / |v|`. None, and nothing done, where the square of
-    /// `v` is so small or large that it loses digits.
+    /// `y <- scale (y - (y . v / v . v) v)`; returns `scale y . v / |v|`. None, and nothing done, where a sum
+    /// overflows, or `v . v` is so small that it loses digits.
     fn project(output: &mut [Self], value: &[Self], scale: Self) -> Option<Self>;
 
     /// The nearest number of this precision.
@@ -141,7 +141,8 @@ macro_rules! kernels {
                 products[k] = v.mul_add(*y, products[k]);
             }
             let (square, product): ($real, $real) = (squares.iter().sum(), products.iter().sum());
-            if !(square > <$real>::SAFE_SQUARE && square < <$real>::MAX) {
+            // Either sum can overflow, the second also where the first does not.
+            if !(square > <$real>::SAFE_SQUARE && square.is_finite() && product.is_finite()) {
                 return None;
             }
             let step = scale * (product / square);
