@@ -20,7 +20,7 @@ use tempfile::NamedTempFile;
 pub const CHECKPOINT: &str = "checkpoint.json";
 
 /// What runs write, the document first: without it a folder holds no result.
-const FILES: [&str; 31] = [
+const FILES: [&str; 32] = [
     "result.json",
     "series.csv",
     "series.npz",
@@ -48,6 +48,7 @@ const FILES: [&str; 31] = [
     "stages.svg",
     "activations.png",
     "activations.svg",
+    "positions.npz",
     "xsa-bias.png",
     "xsa-bias.svg",
     "xsa-model.png",
@@ -61,8 +62,8 @@ const RESULTS: &str = "results";
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Made for this run: removed again if nothing comes of it.
-    fresh: bool,
+    /// Folders made for this run, the innermost first: removed again if nothing comes of it.
+    made: Vec<PathBuf>,
     /// Free of an older run's files.
     cleared: bool,
 }
@@ -96,9 +97,12 @@ impl RunFolder {
                         "holds an unfinished run: go on with --resume, or add --force to drop it",
                     ));
                 }
-                let fresh = !path.exists();
+                let missing = path.ancestors().filter(|p| !p.as_os_str().is_empty()).take_while(|p| !p.exists());
+                let made = missing.map(Path::to_path_buf).collect();
+                // Made before it can fail: what it makes until then goes again.
+                let folder = Self { path: path.to_path_buf(), made, cleared: false };
                 fs::create_dir_all(path).map_err(|e| unwritable(path, &e))?;
-                Self { path: path.to_path_buf(), fresh, cleared: false }
+                folder
             }
             None => Self::numbered(name)?,
         };
@@ -109,11 +113,16 @@ impl RunFolder {
 
     fn numbered(name: &str) -> Result<Self, Error> {
         let root = Path::new(RESULTS);
+        let made_root = !root.exists();
         fs::create_dir_all(root).map_err(|e| unwritable(root, &e))?;
         for number in 1u32.. {
             let path = root.join(if number == 1 { name.to_string() } else { format!("{name}-{number}") });
             match fs::create_dir(&path) {
-                Ok(()) => return Ok(Self { path, fresh: true, cleared: true }),
+                Ok(()) => {
+                    let mut made = vec![path.clone()];
+                    made.extend(made_root.then(|| root.to_path_buf()));
+                    return Ok(Self { path, made, cleared: true });
+                }
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(unwritable(&path, &e)),
             }
@@ -133,6 +142,20 @@ impl RunFolder {
     pub fn write_series(&mut self, series: &[Series], replicas: &[Replicas<'_>]) -> Result<(), Error> {
         self.write("series.csv", |to| write_csv(series, to))?;
         self.write("series.npz", |to| write_npz(series, replicas, to))
+    }
+
+    /// Writes arrays that numpy reads.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_arrays(&mut self, name: &str, arrays: &[(&str, Array3<f32>)]) -> Result<(), Error> {
+        self.write(name, |to| {
+            let failed = |e: &dyn std::fmt::Display| Error::unreadable(name, format!("cannot be written: {e}"));
+            let mut npz = NpzWriter::new_compressed(to);
+            arrays.iter().try_for_each(|(name, array)| npz.add_array(*name, array).map_err(|e| failed(&e)))?;
+            npz.finish().map_err(|e| failed(&e))?;
+            Ok(())
+        })
     }
 
     /// Writes the result document; call it last.
@@ -182,19 +205,16 @@ impl RunFolder {
             file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(|e| failed(&e))?;
         }
         file.persist(self.path.join(name)).map_err(|e| failed(&e.error))?;
-        self.fresh = false;
+        self.made.clear();
         Ok(())
     }
 }
 
 impl Drop for RunFolder {
     fn drop(&mut self) {
-        if self.fresh {
+        for folder in &self.made {
             // Fails, as it should, when something is in it after all.
-            let _ = fs::remove_dir(&self.path);
-            if self.path.parent() == Some(Path::new(RESULTS)) {
-                let _ = fs::remove_dir(RESULTS);
-            }
+            let _ = fs::remove_dir(folder);
         }
     }
 }
@@ -358,9 +378,13 @@ mod tests {
     #[test]
     fn a_folder_of_which_nothing_comes_is_removed() {
         let root = tempfile::tempdir().unwrap();
-        let out = root.path().join("run");
+        let out = root.path().join("a/b/run");
         drop(RunFolder::prepare(Some(&out), "flow", false).unwrap());
-        assert!(!out.exists());
+        assert!(!root.path().join("a").exists());
+        // What was there before stays.
+        fs::create_dir(root.path().join("a")).unwrap();
+        drop(RunFolder::prepare(Some(&out), "flow", false).unwrap());
+        assert!(root.path().join("a").exists() && !root.path().join("a/b").exists());
     }
 
     #[test]

@@ -150,6 +150,10 @@ fn texts_give_the_reference_tokens() {
     let digits = tokenizer.encode("1234").unwrap();
     assert_eq!(digits, "1234".chars().map(|d| tokenizer.encode(&d.to_string()).unwrap()[0]).collect::<Vec<_>>());
     assert_eq!(tokenizer.encode("<|im_start|>").unwrap(), [1]);
+    // Any text keeps all of its bytes.
+    for text in ["naïve café, 数学 → ∑ 🙂\t\r\n  x", "<|im_start|>é<|im_end|>"] {
+        assert!(tokenizer.encode(text).is_ok(), "{text}");
+    }
 }
 
 /// The same bits with 1, 2 and 3 threads.
@@ -197,9 +201,16 @@ fn the_program_measures_a_text() {
         assert_eq!(result["predictions"][n]["name"], name);
         assert!(correlation(n) > at_least, "{name}: {}", correlation(n));
     }
-    for file in ["result.json", "xsa-model.png", "xsa-model.svg"] {
+    for file in ["result.json", "positions.npz", "xsa-model.png", "xsa-model.svg"] {
         assert!(fs::metadata(folder.path().join("out").join(file)).unwrap().len() > 1000, "{file}");
     }
+    // Position by position: the means of the document.
+    let mut npz =
+        ndarray_npy::NpzReader::new(fs::File::open(folder.path().join("out/positions.npz")).unwrap()).unwrap();
+    let cos: ndarray::Array3<f32> = npz.by_name("cos").unwrap();
+    assert_eq!(cos.dim(), (30, 9, 512));
+    let mean = cos.slice(ndarray::s![18, 8, 1..]).iter().map(|c| f64::from(*c)).sum::<f64>() / 511.0;
+    assert!((mean - result["cos"][18][8].as_f64().unwrap()).abs() < 1e-6);
     // The same from its tokens.
     fs::write(folder.path().join("ids.json"), result["token_ids"].to_string()).unwrap();
     let again = printed(
@@ -461,7 +472,9 @@ fn files_that_cannot_be_used() {
     model(&extra.bytes(), "has a tensor \"blk.0.attn_q.bias\"");
     let shape = tiny.clone().with("blk.0.attn_k.weight", &[8, 8], 0, floats(64, 1.0));
     model(&shape.bytes(), "tensor \"blk.0.attn_k.weight\" has the shape [8, 8], but [4, 8] is needed");
-    for (format, name) in [(23, "IQ4_XS"), (16, "IQ2_XXS"), (9, "Q8_1"), (4711, "number 4711")] {
+    for (format, name) in
+        [(23, "IQ4_XS"), (16, "IQ2_XXS"), (9, "Q8_1"), (15, "Q8_K"), (33, "Q4_0_8_8"), (4711, "number 4711")]
+    {
         let spoiled = tiny.clone().with("blk.0.attn_k.weight", &[32, 1], format, vec![0; 64]);
         model(&spoiled.bytes(), &format!("has the format {name}, which is not supported"));
     }
@@ -516,6 +529,21 @@ fn files_that_cannot_be_used() {
     measure(&["--model", "model.gguf", "--text", "text.txt"], "splits texts as \"klingon\"");
     tokenizer("gpt2", "smollm");
     measure(&["--model", "model.gguf", "--text", "text.txt"], "has no usable \"tokenizer.ggml.tokens\"");
+
+    let few = |tokens: Value| {
+        let file = tiny.clone().set("tokenizer.ggml.model", json!("gpt2")).set("tokenizer.ggml.pre", json!("smollm"));
+        let file = file.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.merges", json!(["H e"]));
+        fs::write(at("model.gguf"), file.bytes()).unwrap();
+    };
+    few(json!(["H", "e"]));
+    measure(&["--model", "model.gguf", "--text", "text.txt"], "merges \"H\" and \"e\" to no token");
+    few(json!(["H", "e", "He"]));
+    measure(&["--model", "model.gguf", "--text", "text.txt"], "has no tokens for 7 of 9 bytes of the text");
+
+    // Folders that were made for nothing go again, all of them.
+    fs::write(at("some.json"), "[1, 12]").unwrap();
+    measure(&["--model", "good.gguf", "--tokens", "some.json", "--out", "p/a/b"], "id 12 at position 1");
+    assert!(!at("p").exists());
 
     // A result that is there stays.
     let before = fs::read(at("good/result.json")).unwrap();

@@ -21,7 +21,7 @@ use super::figure::{failed, finish};
 use super::flow::integrate;
 use super::simulate::{replicas, route_name, series, simulate};
 use super::stages::entry;
-use super::{Clock, document, ensemble_route, exit_code, say, theory_route};
+use super::{Clock, document, ensemble_route, exit_code, made, say, theory_route};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress};
 
@@ -98,8 +98,7 @@ pub type Draw = dyn Fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>;
 /// Draws into the output folder of a figure whose results lie in `from`.
 pub fn draw(request: &Request, spec: &Spec, clock: &Clock, from: &Path, figure: &Draw) -> Result<(), Error> {
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| from.into()) } else { from.into() };
-    std::fs::create_dir_all(&out)
-        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+    made(&out)?;
     let name = request.figure.as_deref().unwrap_or_default();
     let files = figure(from, &out.join(name)).map_err(failed)?;
     finish(request, spec, clock, &out, &files, json!({}))

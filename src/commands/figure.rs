@@ -9,7 +9,7 @@ use headflow::spec::{Purpose, Spec};
 use serde_json::{Map, Value, json};
 
 use super::compare::{code, compare};
-use super::{Clock, document, names, print, say};
+use super::{Clock, document, made, names, print, say};
 use super::{dynamics, prune};
 use crate::cli::Request;
 
@@ -41,8 +41,7 @@ fn comparison(request: &Request, spec: &Spec) -> Result<u8, Error> {
     };
     let folder = ResultFolder::open(from).map_err(failed)?;
     let out = request.out.clone().unwrap_or_else(|| from.clone());
-    std::fs::create_dir_all(&out)
-        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+    made(&out)?;
     let files = figures::comparison(&folder, &out.join("comparison")).map_err(failed)?;
     finish(request, spec, &clock, &out, &files, json!({"from": from}))?;
     Ok(0)
@@ -66,8 +65,7 @@ fn specialization(request: &Request, spec: &Spec) -> Result<u8, Error> {
         .collect::<Result<_, _>>()
         .map_err(failed)?;
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| root.clone()) } else { root };
-    std::fs::create_dir_all(&out)
-        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+    made(&out)?;
     let files = figures::specialization(&folders, &out.join("specialization")).map_err(failed)?;
     finish(request, spec, &clock, &out, &files, json!({}))?;
     Ok(code)

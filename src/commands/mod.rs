@@ -15,9 +15,10 @@ mod stability;
 mod stages;
 mod xsa;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use headflow::figures;
 use headflow::folder::to_text;
 use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory};
 use headflow::sims::ensemble::Ensemble;
@@ -265,16 +266,20 @@ fn print(request: &Request, document: &Value, text: &str) {
     }
 }
 
-/// Draws the figure of a result folder, when anything was recorded, and names its files. A figure
-/// that fails does not undo a result: it is only said.
+/// Draws the comparison of a result folder, when anything was recorded, and names its files.
 fn drawn(path: &Path, result: &Value) -> String {
     let recorded = |route: &Value| route["times"].as_array().is_some_and(|t| !t.is_empty());
     if !result["routes"].as_array().is_some_and(|routes| routes.iter().any(recorded)) {
         return String::new();
     }
-    let files = headflow::figures::ResultFolder::open(path)
-        .and_then(|folder| headflow::figures::comparison(&folder, &path.join("comparison")));
-    match files {
+    illustrated(path, || {
+        figures::ResultFolder::open(path).and_then(|folder| figures::comparison(&folder, &path.join("comparison")))
+    })
+}
+
+/// Draws the figure of a finished result, and names its files. One that fails does not undo the result.
+fn illustrated(path: &Path, draw: impl FnOnce() -> Result<Vec<PathBuf>, figures::Error>) -> String {
+    match draw() {
         Ok(files) => format!(", {}", names(path, &files)),
         Err(error) => {
             eprintln!("headflow: the results are written, but their figure is not: {error}");
@@ -283,7 +288,13 @@ fn drawn(path: &Path, result: &Value) -> String {
     }
 }
 
-fn names(folder: &Path, files: &[std::path::PathBuf]) -> String {
+/// Makes the folder of figures that are drawn from results.
+fn made(out: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(out)
+        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))
+}
+
+fn names(folder: &Path, files: &[PathBuf]) -> String {
     files
         .iter()
         .map(|file| file.strip_prefix(folder).unwrap_or(file).display().to_string())

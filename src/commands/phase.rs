@@ -16,7 +16,7 @@ use headflow::theory::stability::rate_along;
 use nalgebra::DMatrix;
 use serde_json::{Map, Value, json};
 
-use super::{Clock, document, names, print};
+use super::{Clock, document, illustrated, made, print};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, interrupted};
 
@@ -208,9 +208,8 @@ fn diagram(
     folder.write_document(&result)?;
     folder.remove(CHECKPOINT)?;
     let path = folder.path().to_path_buf();
-    let drawn = figure(&path, &path.join(name)).map_err(super::figure::failed);
+    let files = illustrated(&path, || figure(&path, &path.join(name)));
     let count: usize = panels.iter().map(Panel::len).sum();
-    let files = drawn.as_ref().map(|files| format!(", {}", names(&path, files))).unwrap_or_default();
     let text = format!(
         "{count} cells in {:.1} s ({:.1} ms each)\n{}: result.json{files}\n",
         clock.seconds(),
@@ -218,9 +217,6 @@ fn diagram(
         path.display()
     );
     print(request, &result, &text);
-    if let Err(error) = drawn {
-        eprintln!("headflow: the results are written, but their figure is not: {error}");
-    }
     if let Some(first) = failed.first() {
         eprintln!("headflow: {} of {count} cells failed; the first at {first}", failed.len());
         return Ok(2);
@@ -330,8 +326,7 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
     let draw: Draw = if name == "activations" { figures::lines } else { figures::map };
     if let Some(from) = &request.from {
         let out = request.out.clone().unwrap_or_else(|| from.clone());
-        std::fs::create_dir_all(&out)
-            .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+        made(&out)?;
         let files = draw(from, &out.join(name)).map_err(super::figure::failed)?;
         let spec = Spec::default().complete(Purpose::Bayes)?;
         super::figure::finish(request, &spec, &clock, &out, &files, json!({"from": from}))?;

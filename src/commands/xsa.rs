@@ -1,8 +1,6 @@
 //! `headflow xsa bias` and `headflow xsa measure`: the attention similarity bias of synthetic values and of
 //! language models, and the figures `xsa-bias` and `xsa-model`.
 
-use std::path::{Path, PathBuf};
-
 use headflow::figures;
 use headflow::folder::RunFolder;
 use headflow::model::{Error, Watch};
@@ -12,7 +10,7 @@ use headflow::xsa::synthetic::Synthetic;
 use serde_json::{Value, json};
 
 use super::figure::failed;
-use super::{Clock, headed, names, print};
+use super::{Clock, headed, illustrated, made, names, print};
 use crate::cli::Request;
 use crate::progress::Progress;
 
@@ -48,8 +46,7 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
         ));
     };
     let out = request.out.as_ref().unwrap_or(from);
-    std::fs::create_dir_all(out)
-        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))?;
+    made(out)?;
     let draw = if name == "xsa-bias" { figures::map } else { figures::xsa_model };
     let files = draw(from, &out.join(name)).map_err(failed)?;
     let clock = Clock::start();
@@ -63,17 +60,6 @@ fn input(error: xsa::Error) -> Error {
         xsa::Error::Invalid { field, problem } => Error::invalid(field.replace('_', "-"), problem),
         xsa::Error::Unreadable { place, problem } => Error::unreadable(place, problem),
         other => Error::unreadable("attention", other),
-    }
-}
-
-/// Draws the figure of a finished result; one that fails does not undo the result.
-fn drawn(folder: &Path, name: &str, draw: fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>) -> String {
-    match draw(folder, &folder.join(name)) {
-        Ok(files) => format!(", {}", names(folder, &files)),
-        Err(error) => {
-            eprintln!("headflow: the results are written, but their figure is not: {error}");
-            String::new()
-        }
     }
 }
 
@@ -194,7 +180,7 @@ fn bias(request: &Request) -> Result<u8, Error> {
     let result =
         headed("xsa bias", wanted.spec(), json!(wanted.cell.seed), &clock, json!({"positions": note, "maps": maps}));
     folder.write_document(&result)?;
-    let files = drawn(folder.path(), "xsa-bias", figures::map);
+    let files = illustrated(folder.path(), || figures::map(folder.path(), &folder.path().join("xsa-bias")));
     text += &format!("errors are of the closed form\n{}: result.json{files}\n", folder.path().display());
     print(request, &result, &text);
     Ok(0)
@@ -261,6 +247,11 @@ mod language_model {
     use headflow::xsa::llama::Likelihood;
     use headflow::xsa::tokenizer::Tokenizer;
     use headflow::xsa::{Llama, Measurement, Prediction};
+
+    use std::path::Path;
+
+    use ndarray::Array3;
+    use statrs::statistics::{Data, OrderStatistics};
 
     use super::*;
     use crate::progress::Interruptible;
@@ -359,11 +350,36 @@ mod language_model {
         rest["loading_seconds"] = json!(loaded);
         rest["token_ids"] = json!(ids);
         let result = headed("xsa measure", spec, Value::Null, &clock, rest);
+        folder.write_arrays("positions.npz", &positions(&layers))?;
         folder.write_document(&result)?;
-        let files = drawn(folder.path(), "xsa-model", figures::xsa_model);
-        let text = summary(&result) + &format!("{}: result.json{files}\n", folder.path().display());
+        let files = illustrated(folder.path(), || figures::xsa_model(folder.path(), &folder.path().join("xsa-model")));
+        let text = summary(&result) + &format!("{}: result.json, positions.npz{files}\n", folder.path().display());
         print(request, &result, &text);
         Ok(0)
+    }
+
+    /// A quantity of every head and position.
+    type Quantity = fn(&Measurement) -> &Vec<f64>;
+
+    /// Every head at every position: `layers x heads x tokens`.
+    fn positions(layers: &[Measurement]) -> Vec<(&'static str, Array3<f32>)> {
+        let shape = layers[0].shape;
+        let all: [(&str, Quantity); 8] = [
+            ("cos", |m| &m.cosine),
+            ("aii", |m| &m.self_attention),
+            ("sum_a2", |m| &m.squared_attention),
+            ("sink", |m| &m.first_attention),
+            ("other", |m| &m.other),
+            ("without_self", |m| &m.without_self),
+            ("without_first", |m| &m.without_first),
+            ("attended_similarity", |m| &m.attended_similarity),
+        ];
+        let array = |of: Quantity| {
+            Array3::from_shape_fn((layers.len(), shape.heads, shape.tokens), |(layer, head, position)| {
+                of(&layers[layer])[head * shape.tokens + position] as f32
+            })
+        };
+        all.map(|(name, of)| (name, array(of))).into()
     }
 
     /// A number for every layer and head.
@@ -450,23 +466,18 @@ mod language_model {
         }
         let mut columns = [const { Vec::new() }; 5];
         for &(first, end) in &bins {
-            let over = |of: fn(&Measurement) -> &Vec<f64>| {
+            let over = |of: Quantity| {
                 let mean = |row: &[f64]| row[first..end].iter().sum::<f64>() / (end - first) as f64;
                 let of_layer = |m: &Measurement| of(m).chunks(tokens).map(mean).collect::<Vec<_>>();
-                let mut all: Vec<f64> = layers.iter().flat_map(of_layer).collect();
-                all.sort_by(f64::total_cmp);
-                all
-            };
-            let cos = over(|m| &m.cosine);
-            let quantile = |q: f64| {
-                let at = q * (cos.len() - 1) as f64;
-                let (low, part) = (at as usize, at.fract());
-                cos[low] + part * (cos[(low + 1).min(cos.len() - 1)] - cos[low])
+                layers.iter().flat_map(of_layer).collect::<Vec<f64>>()
             };
             let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+            let cos = over(|m| &m.cosine);
+            let mut ordered = Data::new(cos.clone());
             // The middle on a logarithmic axis.
             let centre = ((first * (end - 1)) as f64).sqrt();
-            let row = [centre, mean(&cos), quantile(0.25), quantile(0.75), mean(&over(|m| &m.other))];
+            let row =
+                [centre, mean(&cos), ordered.lower_quartile(), ordered.upper_quartile(), mean(&over(|m| &m.other))];
             columns.iter_mut().zip(row).for_each(|(column, value)| column.push(value));
         }
         let [position, cos, lower, upper, other] = columns;

@@ -305,7 +305,7 @@ pub(crate) fn block<'a, T>(
     Matrix::new(&data[(rows.start * heads + head) * size..], rows.len(), size, heads * size)
 }
 
-/// Blocks of queries: `(number, tokens)`.
+/// Blocks of queries, in parallel.
 pub(crate) fn query_blocks(tokens: usize) -> impl IndexedParallelIterator<Item = Range<usize>> {
     (0..tokens.div_ceil(QUERIES)).into_par_iter().map(move |n| n * QUERIES..((n + 1) * QUERIES).min(tokens))
 }
@@ -324,7 +324,7 @@ impl SelfAttention {
     ///
     /// # Errors
     /// [`Error::Size`] and [`Error::Invalid`] for tensors that do not fit `shape`, [`Error::NotFinite`]
-    /// for inputs that are not finite and scores beyond the range of `T`.
+    /// for inputs that are not finite and scores above the range of `T` (those below it get no weight).
     pub fn forward<T: Real>(&self, shape: &Shape, inputs: &Inputs<'_, T>) -> Result<Attended<T>, Error> {
         let prepared = Prepared::new(self, shape, inputs)?;
         let Shape { tokens, heads, value_size, .. } = *shape;

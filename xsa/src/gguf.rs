@@ -34,10 +34,13 @@ const READABLE: [(GgmlDType, &str); 13] = [
     (GgmlDType::Q6K, "Q6_K"),
 ];
 
-/// Names of the other formats, by their numbers.
-const OTHERS: [(u32, &str); 20] = [
-    (9, "Q8_1"),
-    (15, "Q8_K"),
+/// Names of formats that candle does not know, by their numbers.
+const OTHERS: [(u32, &str); 23] = [
+    (4, "Q4_2"),
+    (5, "Q4_3"),
+    (31, "Q4_0_4_4"),
+    (32, "Q4_0_4_8"),
+    (33, "Q4_0_8_8"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
     (18, "IQ3_XXS"),
@@ -92,10 +95,14 @@ impl File {
         }
         reader.seek(SeekFrom::Start(0)).map_err(|e| failed(format!("cannot be read: {e}")))?;
         let content = Content::read(&mut reader).map_err(|error| failed(header_problem(&error)))?;
-        for (tensor, info) in &content.tensor_infos {
+        let mut tensors: Vec<_> = content.tensor_infos.iter().collect();
+        tensors.sort_by_key(|(name, _)| *name);
+        for (tensor, info) in tensors {
             let format = info.ggml_dtype;
             if !READABLE.iter().any(|(readable, _)| *readable == format) {
-                return Err(failed(unsupported(&format!("{format:?}"), Some(tensor))));
+                // Candle knows two that are for intermediate results alone.
+                let name = if format == GgmlDType::Q8K { "Q8_K" } else { "Q8_1" };
+                return Err(failed(unsupported(name, Some(tensor))));
             }
             let needed = info.shape.elem_count() as u64 / format.block_size() as u64 * format.type_size() as u64;
             let start = content.tensor_data_offset.saturating_add(info.offset);
@@ -240,7 +247,8 @@ impl Llama {
     /// Reads a model; `progress` hears of every layer, with their number.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] when metadata or tensors are missing or do not fit each other, or when there are tensors that this architecture does not use; what `progress` returns.
+    /// [`Error::Unreadable`] when metadata or tensors are missing or do not fit each other, or when there are
+    /// tensors that this architecture does not use; what `progress` returns.
     pub fn read(file: &mut File, progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>) -> Result<Self, Error> {
         let layers = file.required_count("llama.block_count")?;
         // Before anything of the size of a wrong number is made.

@@ -9,17 +9,18 @@
 //! rho = (|sum_j v_j / |v_j||^2 - T) / (T (T - 1)):   the mean cosine of two different values.
 //! ```
 //!
-//! XSA removes the fraction `cos(y_i, v_i)^2` of `|y_i|^2`. A cosine with a zero vector counts as 0, also where
-//! nothing but rounding is left of `y_i` without a term. Averages over a head leave out position 0, which under a
-//! causal mask sees only itself: `y_0 = v_0`, cosine 1.
+//! XSA removes the fraction `cos(y_i, v_i)^2` of `|y_i|^2`. A cosine with a zero vector counts as 0. Averages over
+//! a head leave out position 0, which under a causal mask sees only itself: `y_0 = v_0`, cosine 1.
+//! Outputs without a term are sums over the other terms, so that they keep their digits where it is nearly all.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::attention::{Inputs, KEYS, Mask, Prepared, SelfAttention, Shape, query_blocks, row};
+use crate::attention::{Inputs, KEYS, Mask, Prepared, SelfAttention, Shape, SinkToken, query_blocks, row};
 use crate::error::Error;
 use crate::exclusive::unit;
+use crate::matrix::{Matrix, multiply};
 use crate::real::Real;
 
 /// The measurements of one attention layer on one sequence. Vectors of heads and positions hold head `h`,
@@ -81,16 +82,11 @@ struct Row {
     weighted_square: f64,
     own: f64,
     first: f64,
-    /// `sum_j a_ij |v_j| cos(v_i, v_j)`, where a sink token hides it in `y`.
-    along: f64,
 }
 
 /// One head's part of one block of queries, a number for each of [`COLUMNS`].
 type HeadPart = Vec<[f64; COLUMNS]>;
 const COLUMNS: usize = 11;
-
-/// Of an output without a term, nothing but rounding is left below this weight of the others.
-const LEFT: f64 = 1e-4;
 
 impl SelfAttention {
     /// Measures one sequence; whether [`SelfAttention::exclusive`] is set makes no difference: `y` is the
@@ -99,7 +95,7 @@ impl SelfAttention {
     /// # Errors
     /// As [`SelfAttention::forward`].
     pub fn measure<T: Real>(&self, shape: &Shape, inputs: &Inputs<'_, T>) -> Result<Measurement, Error> {
-        // z and c = y . u together keep the digits of cos(y, v) and of y - a v.
+        // z and c = y . u together keep the digits of cos(y, v).
         let exclusive = Self { exclusive: true, ..self.clone() };
         let attended = exclusive.forward(shape, inputs)?;
         let along = attended.removed.as_deref().unwrap_or_default();
@@ -109,12 +105,16 @@ impl SelfAttention {
         let blocks: Vec<Vec<HeadPart>> = query_blocks(tokens)
             .map(|rows| {
                 let part = |head| {
-                    let sums = rows_of(&prepared, &values, &attended.log_normalizers, head, &rows);
-                    let measured = rows.clone().zip(sums);
-                    let measured = measured.map(|(i, sums)| {
+                    let (sums, others) = rows_of(&prepared, &values, &attended.log_normalizers, head, &rows);
+                    let measured = rows.clone().zip(sums).zip(others.chunks(shape.value_size));
+                    let measured = measured.map(|((i, sums), others)| {
                         let at = i * heads + head;
                         let output = row(&attended.outputs, heads, shape.value_size, head, i);
-                        values.measure(&prepared, head, i, &sums, output, along[at].wide())
+                        let sink = prepared.sinks.token.as_ref().map(|token| {
+                            let score = prepared.sink_score(head, i, token) - attended.log_normalizers[at];
+                            (score.exp().wide(), token)
+                        });
+                        values.measure(&prepared, (head, i), &sums, others, (output, along[at].wide()), sink)
                     });
                     measured.collect()
                 };
@@ -232,35 +232,44 @@ impl Values {
         (dot(&sum, &sum) - directions) / (count * (count - 1.0))
     }
 
-    /// The columns of a query, in the order of [`Measurement`], from its sums, `z` and `c`.
+    /// The columns of a query, in the order of [`Measurement`]: from its sums, the part of `y` that comes neither
+    /// from itself nor from the first token nor from a sink, `z` and `c`, and the weight of the sink token.
     fn measure<T: Real>(
         &self,
         prepared: &Prepared<'_, T>,
-        head: usize,
-        position: usize,
+        (head, position): (usize, usize),
         sums: &Row,
-        output: &[T],
-        along: f64,
+        others: &[T],
+        (output, along): (&[T], f64),
+        sink: Option<(f64, &SinkToken<'_, T>)>,
     ) -> [f64; COLUMNS] {
         let shape = &prepared.shape;
         let owner = shape.key_value_head(head);
         let direction = self.unit(shape, owner, position);
         let norm = self.norms[owner * shape.tokens + position];
-        let rest: Vec<f64> = output.iter().map(|z| z.wide()).collect();
-        let rest_square = dot(&rest, &rest);
-        // The cosine with v of z + component u.
-        let with = |component: f64| {
-            let length = component.hypot(rest_square.sqrt());
-            if length == 0.0 || norm == 0.0 { 0.0 } else { component / length }
+        let wide = |vector: &[T]| vector.iter().map(|x| x.wide()).collect::<Vec<f64>>();
+        let plus = |vector: &[f64], weight: f64, term: &[T]| -> Vec<f64> {
+            vector.iter().zip(term).map(|(x, t)| x + weight * t.wide()).collect()
         };
+        let own = prepared.value(owner, position);
+        // The first token's own term is one and the same.
+        let first = if position == 0 { 0.0 } else { sums.first };
+        let others = wide(others);
+        let of_tokens = plus(&plus(&others, sums.own, own), first, prepared.value(owner, 0));
+        let others = match sink {
+            None => others,
+            Some((weight, token)) => {
+                plus(&others, weight, &token.values[owner * shape.value_size..(owner + 1) * shape.value_size])
+            }
+        };
+        let without_self = plus(&others, first, prepared.value(owner, 0));
+        let without_first = plus(&others, if position == 0 { 0.0 } else { sums.own }, own);
+        let rest = wide(output);
+        let length = along.hypot(dot(&rest, &rest).sqrt());
+        let own_cosine = if length == 0.0 { 0.0 } else { along / length };
         let y: Vec<f64> = rest.iter().zip(direction).map(|(z, u)| z + along * u).collect();
-        let own_cosine = with(along);
         let sum = &self.sums[owner * shape.value_size..(owner + 1) * shape.value_size];
-        let others = if shape.tokens > 1 { shape.tokens as f64 - 1.0 } else { f64::NAN };
-        let first = self.unit(shape, owner, 0);
-        let first_part = sums.first * self.norms[owner * shape.tokens];
-        let without_first: Vec<f64> = y.iter().zip(first).map(|(y, u)| y - first_part * u).collect();
-        let of_tokens = if prepared.sinks.token.is_some() { sums.along } else { along };
+        let count = if shape.tokens > 1 { shape.tokens as f64 - 1.0 } else { f64::NAN };
         let weighted = |value: f64| if sums.weighted == 0.0 { 0.0 } else { value / sums.weighted };
         [
             own_cosine,
@@ -269,33 +278,35 @@ impl Values {
             sums.first,
             1.0 - sums.total,
             weighted(sums.own * norm),
-            weighted(sums.weighted_square / if sums.weighted == 0.0 { 1.0 } else { sums.weighted }),
-            weighted(of_tokens),
+            weighted(weighted(sums.weighted_square)),
+            weighted(dot(&of_tokens, direction)),
             // The mean of cos(y, v_j) over all j is y . sum / |y|, over T.
-            (cosine(&y, sum) - own_cosine) / others,
-            if 1.0 - sums.own < LEFT { 0.0 } else { with(along - sums.own * norm) },
-            if 1.0 - sums.first < LEFT { 0.0 } else { cosine(&without_first, direction) },
+            (cosine(&y, sum) - own_cosine) / count,
+            cosine(&without_self, direction),
+            cosine(&without_first, direction),
         ]
     }
 }
 
-/// The sums over keys for the queries `rows` of one head.
+/// The sums over keys for the queries `rows` of one head, and `sum_j a_ij v_j` without `j = i` and `j = 0`.
 fn rows_of<T: Real>(
     prepared: &Prepared<'_, T>,
     values: &Values,
     log_normalizers: &[T],
     head: usize,
     rows: &Range<usize>,
-) -> Vec<Row> {
-    let tokens = prepared.shape.tokens;
+) -> (Vec<Row>, Vec<T>) {
+    let Shape { tokens, value_size, .. } = prepared.shape;
     let owner = prepared.shape.key_value_head(head);
     let norms = &values.norms[owner * tokens..(owner + 1) * tokens];
     let mut sums = vec![Row::default(); rows.len()];
+    let mut others = vec![T::zero(); rows.len() * value_size];
     let mut buffer = vec![T::zero(); rows.len() * KEYS.min(prepared.visible(rows.end))];
     for columns in prepared.key_blocks(rows.end) {
-        let weights = &mut buffer[..rows.len() * columns.len()];
+        let width = columns.len();
+        let weights = &mut buffer[..rows.len() * width];
         prepared.weights(head, rows, &columns, log_normalizers, weights);
-        for ((i, weights), sums) in rows.clone().zip(weights.chunks(columns.len())).zip(&mut sums) {
+        for ((i, weights), sums) in rows.clone().zip(weights.chunks_mut(width)).zip(&mut sums) {
             for (weight, norm) in weights.iter().zip(&norms[columns.clone()]) {
                 let weight = weight.wide();
                 let weighted = weight * norm;
@@ -304,19 +315,18 @@ fn rows_of<T: Real>(
                 sums.weighted += weighted;
                 sums.weighted_square += weighted * weighted;
             }
-            if prepared.sinks.token.is_some() {
-                let own = values.unit(&prepared.shape, owner, i);
-                for (j, weight) in columns.clone().zip(weights) {
-                    sums.along += weight.wide() * norms[j] * dot(own, values.unit(&prepared.shape, owner, j));
-                }
-            }
-            if columns.contains(&i) {
-                sums.own = weights[i - columns.start].wide();
-            }
             if columns.start == 0 {
                 sums.first = weights[0].wide();
             }
+            if columns.contains(&i) {
+                sums.own = std::mem::take(&mut weights[i - columns.start]).wide();
+            }
+            if columns.start == 0 {
+                weights[0] = T::zero();
+            }
         }
+        let weights = Matrix::new(weights, rows.len(), width, width);
+        multiply(&mut others, T::one(), weights, prepared.value_block(owner, &columns), true, 1);
     }
-    sums
+    (sums, others)
 }

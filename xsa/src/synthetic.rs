@@ -9,6 +9,7 @@
 //! query seeing every key. Other scores are normal with variance `spread^2 + beta^2 / d`, and `beta` is such
 //! that `a_ii` is close to what is asked for.
 
+use headflow_model::mean_and_error;
 use headflow_model::random::{Purpose, Stream};
 
 use crate::attention::{Inputs, Mask, SelfAttention, Shape, Sinks};
@@ -153,7 +154,10 @@ impl Synthetic {
         let attention = SelfAttention { mask: Mask::Bidirectional, ..SelfAttention::default() };
         let inputs = Inputs { queries: &queries, keys: &keys, values: &values, sinks: Sinks::default() };
         let measured = attention.measure(&self.shape(), &inputs)?;
-        let over = |f: &dyn Fn(usize) -> f64| average((0..self.sequences).map(f));
+        let over = |f: &dyn Fn(usize) -> f64| {
+            let (mean, standard_error) = mean_and_error((0..self.sequences).map(f));
+            Average { mean, standard_error }
+        };
         let exact = Measurement { rho: vec![self.rho; self.sequences], ..measured.clone() };
         Ok(Bias {
             cosine: over(&|head| measured.mean(&measured.cosine, head)),
@@ -163,12 +167,4 @@ impl Synthetic {
             rho: over(&|head| measured.rho[head]),
         })
     }
-}
-
-fn average(values: impl ExactSizeIterator<Item = f64>) -> Average {
-    let count = values.len() as f64;
-    let values: Vec<f64> = values.collect();
-    let mean = values.iter().sum::<f64>() / count;
-    let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    Average { mean, standard_error: (variance / count).sqrt() }
 }

@@ -20,6 +20,8 @@ const CONTROL: i64 = 3;
 /// Turns texts into tokens.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// Bytes of text that each token stands for.
+    bytes: Vec<usize>,
     /// The token that begins every text, if the model wants one.
     begin: Option<u32>,
 }
@@ -52,6 +54,10 @@ impl Tokenizer {
         let merges = merges.ok_or_else(|| missing("tokenizer.ggml.merges"))?;
         let vocabulary: Vocab =
             tokens.iter().enumerate().map(|(id, token)| ((*token).to_string(), id as u32)).collect();
+        // The crate panics where the result of a merge is longer than any token.
+        if let Some((a, b)) = merges.iter().find(|(a, b)| !vocabulary.contains_key(&format!("{a}{b}"))) {
+            return Err(file.error(format!("has a tokenizer that merges \"{a}\" and \"{b}\" to no token; {hint}")));
+        }
         let model = BPE::builder()
             .vocab_and_merges(vocabulary, merges)
             .ignore_merges(ignore_merges)
@@ -60,20 +66,34 @@ impl Tokenizer {
         let mut inner = tokenizers::Tokenizer::new(model);
         inner.with_pre_tokenizer(Some(splits));
         let kinds = file.counts("tokenizer.ggml.token_type").unwrap_or_default();
+        // A character of a token is a byte, but control tokens are written as they are.
+        let bytes = |(id, token): (usize, &&str)| {
+            if kinds.get(id) == Some(&CONTROL) { token.len() } else { token.chars().count() }
+        };
+        let bytes = tokens.iter().enumerate().map(bytes).collect();
         let control = tokens.iter().zip(&kinds).filter(|(_, kind)| **kind == CONTROL);
         let control: Vec<AddedToken> = control.map(|(token, _)| AddedToken::from((*token).to_string(), true)).collect();
         inner.add_special_tokens(control).map_err(|error| file.error(format!("has an unusable tokenizer: {error}")))?;
         let wanted = file.flag("tokenizer.ggml.add_bos_token").unwrap_or(false);
         let begin = file.count("tokenizer.ggml.bos_token_id").and_then(|id| u32::try_from(id).ok());
-        Ok(Self { inner, begin: begin.filter(|_| wanted) })
+        Ok(Self { inner, bytes, begin: begin.filter(|_| wanted) })
     }
 
     /// The tokens of a text, after the model's begin token if it wants one.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] when the tokenizer fails.
+    /// [`Error::Unreadable`] when the tokenizer fails, or has no token for a part of the text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         let encoded = self.inner.encode_fast(text, false).map_err(|error| Error::unreadable("tokenizer", error))?;
+        // The crate drops what has no token.
+        let written: usize = encoded.get_ids().iter().filter_map(|id| self.bytes.get(*id as usize)).sum();
+        if written != text.len() {
+            let lost = text.len().abs_diff(written);
+            return Err(Error::unreadable(
+                "tokenizer",
+                format!("has no tokens for {lost} of {} bytes of the text", text.len()),
+            ));
+        }
         Ok(self.begin.into_iter().chain(encoded.get_ids().iter().copied()).collect())
     }
 }

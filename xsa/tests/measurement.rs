@@ -120,6 +120,22 @@ fn a_sink_token_that_takes_nearly_everything() {
     assert!(nearly > 0);
 }
 
+/// Where a token gives nearly everything to itself or to the first one, what is left has its digits all the same.
+#[test]
+fn terms_that_are_nearly_everything() {
+    let shape = shape(30, 2, 1, 4, 6);
+    let mut layer = Layer::random(shape, false, false, 5);
+    layer.queries.iter_mut().for_each(|q| *q *= 15.0);
+    let exact = SelfAttention::default().measure(&shape, &layer.inputs()).unwrap();
+    let single = layer.single(|inputs| SelfAttention::default().measure(&shape, inputs)).unwrap();
+    let nearly = |all: &[f64]| (0..2).flat_map(|h| &all[h * 30 + 1..(h + 1) * 30]).filter(|a| **a > 0.9999).count();
+    assert!(nearly(&exact.self_attention) > 0 && nearly(&exact.first_attention) > 0);
+    for (single, exact) in [(&single.without_self, &exact.without_self), (&single.without_first, &exact.without_first)]
+    {
+        assert!(common::distance(single, exact) < 1e-3, "{}", common::distance(single, exact));
+    }
+}
+
 /// A measured layer with the given values.
 fn measured(shape: Shape, values: Vec<f64>, seed: u64) -> Measurement {
     let layer = Layer { values, ..Layer::random(shape, false, false, seed) };
