@@ -45,9 +45,9 @@ fn main() -> ExitCode {
     });
     match outcome {
         Ok(code) => ExitCode::from(code),
-        // Whatever an interrupted piece of work could not go on with.
-        Err(_) if progress::interrupted() => {
-            fail("interrupted before there was a result");
+        // Only an interruption is one: a full disk after Ctrl-C is still a full disk.
+        Err(error @ Error::Interrupted { .. }) => {
+            fail(&error.to_string());
             ExitCode::from(130)
         }
         Err(error) => fail(&error.to_string()),

@@ -1,9 +1,14 @@
-//! What can be wrong with the input, each as one line: what, where, what to do.
+//! What can go wrong, each as one line: what, where, what to do.
+//!
+//! The kinds are told apart by their variant, never by their words: input that cannot be used, a file that
+//! cannot be read, one that cannot be written, work that was interrupted, work beyond a limit, an answer that
+//! was not reached.
 
 use thiserror::Error;
 
-/// An input that cannot be used.
+/// An input that cannot be used, or work that came to no result.
 #[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
 pub enum Error {
     /// A field holds a value outside its domain.
     #[error("{field}: {problem}")]
@@ -42,6 +47,42 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A file or folder that cannot be written: a full disk, missing permission.
+    #[error("{place}: cannot be written: {problem}")]
+    Unwritable {
+        /// The file or folder.
+        place: String,
+        /// What the system said, and what to do.
+        problem: String,
+    },
+    /// Work that would take more time or memory than the limit, refused before it begins.
+    #[error("{field}: {needs}, above the limit of {limit}; {advice}")]
+    TooCostly {
+        /// The field that makes it so costly.
+        field: String,
+        /// What it would need, with its unit: `needs 2.8e12 bytes`.
+        needs: String,
+        /// The limit, with its unit.
+        limit: String,
+        /// What would be cheaper.
+        advice: String,
+    },
+    /// A search or an integral that did not reach the accuracy it must have.
+    #[error("{what}: {reached}; {advice}")]
+    NotConverged {
+        /// What was computed.
+        what: String,
+        /// How far it came.
+        reached: String,
+        /// What to do.
+        advice: String,
+    },
+    /// Work that was asked to stop before it had a result.
+    #[error("{what}: interrupted before there was a result")]
+    Interrupted {
+        /// The work.
+        what: String,
+    },
 }
 
 impl Error {
@@ -53,6 +94,31 @@ impl Error {
     /// An [`Error::Unreadable`] at `place`.
     pub fn unreadable(place: impl Into<String>, problem: impl ToString) -> Self {
         Self::Unreadable { place: place.into(), problem: problem.to_string() }
+    }
+
+    /// An [`Error::Unwritable`] at `place`.
+    pub fn unwritable(place: impl Into<String>, problem: impl ToString) -> Self {
+        Self::Unwritable { place: place.into(), problem: problem.to_string() }
+    }
+
+    /// An [`Error::TooCostly`]: `field` makes it so; `needs` and `limit` with their units.
+    pub fn too_costly(
+        field: impl Into<String>,
+        needs: impl Into<String>,
+        limit: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Self::TooCostly { field: field.into(), needs: needs.into(), limit: limit.into(), advice: advice.into() }
+    }
+
+    /// An [`Error::NotConverged`].
+    pub fn not_converged(what: impl Into<String>, reached: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self::NotConverged { what: what.into(), reached: reached.into(), advice: advice.into() }
+    }
+
+    /// An [`Error::Interrupted`] in `what`.
+    pub fn interrupted(what: impl Into<String>) -> Self {
+        Self::Interrupted { what: what.into() }
     }
 }
 

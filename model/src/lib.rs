@@ -9,6 +9,7 @@
 pub mod attention;
 mod error;
 pub mod exponential;
+mod extremes;
 mod order_parameters;
 pub mod random;
 pub mod series;
@@ -20,6 +21,7 @@ mod watch;
 
 pub use attention::{Activation, Aggregation, Attention, Bias, Lanes};
 pub use error::Error;
+pub use extremes::{larger, largest, largest_size, smallest};
 pub use order_parameters::{NotPositive, OrderParameters, biases, lower_factor};
 pub use stop::StopReason;
 pub use task::Task;

@@ -185,7 +185,7 @@ pub fn escape(request: &Request) -> Result<u8, Error> {
         Place::New(mut folder) => {
             let curves = escape_curves(&spec, request.quiet)?;
             if Interruptible.interrupted() {
-                return Err(Error::invalid("figure", "interrupted"));
+                return Err(Error::interrupted("figure"));
             }
             let text: String = curves.iter().map(Curve::text).collect();
             let escape = json!({

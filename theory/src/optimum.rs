@@ -221,7 +221,7 @@ pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch
             })
             .collect();
         if watch.interrupted() {
-            return Err(Error::invalid("optimum", "interrupted"));
+            return Err(Error::interrupted("optimum"));
         }
         ends.extend(chunk);
     }
@@ -241,7 +241,7 @@ pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch
     let groups: Vec<Group> =
         grouped(ended.collect(), same).into_par_iter().map(|group| widen(evaluator, group, options, watch)).collect();
     if watch.interrupted() {
-        return Err(Error::invalid("optimum", "interrupted"));
+        return Err(Error::interrupted("optimum"));
     }
     evaluations += groups.iter().map(|group| group.outside_evaluations).sum::<usize>();
     let minima = grouped(groups, same).into_iter().map(|group| describe(evaluator, group, same)).collect();

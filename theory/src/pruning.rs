@@ -123,7 +123,7 @@ pub fn prune_sets(
             .par_iter()
             .map(|kept| {
                 if watch.interrupted() {
-                    return Err(Error::invalid("prune", "interrupted"));
+                    return Err(Error::interrupted("prune"));
                 }
                 let value = loss(kept)?;
                 watch.advance(1);

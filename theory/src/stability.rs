@@ -319,7 +319,7 @@ pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates, watch: &dyn W
     };
     let jacobians: Vec<DMatrix<f64>> = evaluators.iter().map(jacobian_of).collect();
     if watch.interrupted() {
-        return Err(Error::invalid("stability", "interrupted"));
+        return Err(Error::interrupted("stability"));
     }
     let drifts: Vec<DVector<f64>> = evaluators.iter().map(|e| layout.drift(e, &y)).collect();
     let count = evaluators.len() as f64;
