@@ -41,10 +41,10 @@ const CONE: f64 = 1e-6;
 pub const PROGRESS: u64 = 1000;
 
 /// So many steps must advance the time by [`PROGRESSES`].
-const CRAWL: usize = 300;
+const CRAWL: usize = 100;
 
 /// The part of the last time, or of the flow's own time `1 / omega` if that is shorter, that [`CRAWL`] steps must make: at the pace of
-/// less, it would take `3e11` steps.
+/// less, it would take `1e11` steps.
 const PROGRESSES: f64 = 1e-9;
 
 /// The integrator.
