@@ -15,6 +15,7 @@ use headflow_theory::flow::average;
 use headflow_theory::moments::Watched;
 use headflow_theory::optimum::{Optimum, Options, optimum};
 use headflow_theory::quadrature::{Quadrature, TIGHTEST};
+use headflow_theory::settled::Settled;
 use headflow_theory::stability::{Kind, linearise, unspecialised, zero};
 use headflow_theory::stages::stages;
 use serde::{Deserialize, Serialize};
@@ -83,6 +84,11 @@ impl Quantity {
     /// Whether values are small whole numbers.
     pub fn whole(self) -> bool {
         matches!(self, Self::SpecialisedHeads | Self::Stages)
+    }
+
+    /// Whether values are read off a flow, which may not have settled.
+    pub fn of_a_flow(self) -> bool {
+        matches!(self, Self::FlowLoss | Self::SpecialisedHeads | Self::Stages)
     }
 
     /// What a cell's spec is completed for.
@@ -353,39 +359,89 @@ fn scale(value: &mut Value, factor: f64) {
     }
 }
 
-/// The quantity for a completed spec.
+/// A value of a cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Saved", into = "Saved")]
+pub struct Measured {
+    /// The number.
+    pub value: f64,
+    /// Whether the flow that it is read off had settled; absent without a flow.
+    pub settled: Option<Settled>,
+}
+
+/// A value in a file: a number alone, where there is no flow.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Saved {
+    Number(f64),
+    OfAFlow { value: f64, settled: Option<Settled> },
+}
+
+impl From<Saved> for Measured {
+    fn from(saved: Saved) -> Self {
+        match saved {
+            Saved::Number(value) => value.into(),
+            Saved::OfAFlow { value, settled } => Self { value, settled },
+        }
+    }
+}
+
+impl From<Measured> for Saved {
+    fn from(measured: Measured) -> Self {
+        match measured {
+            Measured { value, settled: None } => Self::Number(value),
+            Measured { value, settled } => Self::OfAFlow { value, settled },
+        }
+    }
+}
+
+impl From<f64> for Measured {
+    fn from(value: f64) -> Self {
+        Self { value, settled: None }
+    }
+}
+
+/// The quantity for a completed spec; of a flow, with whether it had settled.
 ///
 /// # Errors
 /// What went wrong, as one line.
-pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64, Error> {
+pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<Measured, Error> {
+    if quantity.of_a_flow() {
+        of_a_flow(spec, quantity, watch)
+    } else {
+        number(spec, quantity, watch).map(Measured::from)
+    }
+}
+
+fn of_a_flow(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<Measured, Error> {
+    let evaluators = spec.evaluators()?;
+    // Scrambles may end in different, equivalent states: a mean over them is of use for the loss alone.
+    let used = if quantity == Quantity::FlowLoss { evaluators.len() } else { 1 };
+    let evaluators = &evaluators[..used];
+    let flow = average(evaluators, &spec.start()?, &spec.flow_options(), watch)?;
+    if !flow.stop.is_whole() {
+        return Err(flow.stop.error("flow"));
+    }
+    let path = &flow.estimate.mean;
+    let value = if quantity == Quantity::FlowLoss {
+        path.rows.last().map(|row| row[0]).ok_or_else(|| Error::invalid("times", "nothing was recorded"))?
+    } else {
+        let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
+        (match quantity {
+            Quantity::Stages => found.order.len(),
+            _ => found.last_patterns().iter().filter(|pattern| !pattern.is_off()).count(),
+        }) as f64
+    };
+    Ok(Measured { value, settled: spec.settled(evaluators, &flow.solutions, watch) })
+}
+
+fn number(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64, Error> {
     match quantity {
         Quantity::BayesRisk => Ok(best_bayes_risk(&spec.task()?, spec.tolerance.unwrap_or(1e-10))?.risk),
         Quantity::OptimalLoss => Ok(lowest(spec, &spec.evaluators()?, watch)?.minima[0].loss),
         Quantity::Regret => {
             let loss = lowest(spec, &spec.evaluators()?, watch)?.minima[0].loss;
             Ok(loss - best_bayes_risk(&spec.task()?, 1e-10)?.risk)
-        }
-        Quantity::FlowLoss | Quantity::SpecialisedHeads | Quantity::Stages => {
-            let evaluators = spec.evaluators()?;
-            // Scrambles may end in different, equivalent states: a mean over them is of use for the loss alone.
-            let used = if quantity == Quantity::FlowLoss { evaluators.len() } else { 1 };
-            let flow = average(&evaluators[..used], &spec.start()?, &spec.flow_options(), watch)?;
-            if !flow.stop.as_requested() {
-                return Err(flow.stop.error("flow"));
-            }
-            let path = &flow.estimate.mean;
-            if quantity == Quantity::FlowLoss {
-                return path
-                    .rows
-                    .last()
-                    .map(|row| row[0])
-                    .ok_or_else(|| Error::invalid("times", "nothing was recorded"));
-            }
-            let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
-            Ok(match quantity {
-                Quantity::Stages => found.order.len(),
-                _ => found.last_patterns().iter().filter(|pattern| !pattern.is_off()).count(),
-            } as f64)
         }
         Quantity::GrowthRate => {
             let evaluators = spec.evaluators()?;
@@ -396,6 +452,9 @@ pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64
             let found = linearise(&evaluators, &at, watch)?;
             let specialising = found.modes.iter().filter(|mode| mode.kind != Kind::Symmetric);
             Ok(specialising.map(|mode| mode.rate).fold(f64::NEG_INFINITY, f64::max))
+        }
+        Quantity::FlowLoss | Quantity::SpecialisedHeads | Quantity::Stages => {
+            of_a_flow(spec, quantity, watch).map(|found| found.value)
         }
     }
 }
@@ -442,7 +501,7 @@ pub fn lowest(spec: &Spec, evaluators: &[Averages], watch: &dyn Watch) -> Result
 
 /// The cells of a diagram, row by row (`y` the slow index): not yet there, a value, or what went wrong.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Cells(pub Vec<Option<Result<f64, String>>>);
+pub struct Cells(pub Vec<Option<Result<Measured, String>>>);
 
 impl Cells {
     /// None of `count` is there.
@@ -466,10 +525,32 @@ impl Cells {
         all
     }
 
+    /// The cells whose flow had not settled, with the index of the cell.
+    pub fn unsettled(&self) -> Vec<(usize, &Settled)> {
+        let mut all = Vec::new();
+        for (i, cell) in self.0.iter().enumerate() {
+            if let Some(Ok(Measured { settled: Some(settled), .. })) = cell
+                && !settled.settled
+            {
+                all.push((i, settled));
+            }
+        }
+        all
+    }
+
+    /// Forgets values of flows that do not say whether these had settled, as older versions saved them.
+    pub fn forget_untold(&mut self, of_a_flow: impl Fn(usize) -> bool) {
+        for (i, cell) in self.0.iter_mut().enumerate() {
+            if matches!(cell, Some(Ok(Measured { settled: None, .. }))) && of_a_flow(i) {
+                *cell = None;
+            }
+        }
+    }
+
     /// Values, failures and gaps as null, in rows of `width`.
     pub fn rows(&self, width: usize) -> Vec<Vec<Option<f64>>> {
-        let value = |cell: &Option<Result<f64, String>>| match cell {
-            Some(Ok(v)) if v.is_finite() => Some(*v),
+        let value = |cell: &Option<Result<Measured, String>>| match cell {
+            Some(Ok(found)) if found.value.is_finite() => Some(found.value),
             _ => None,
         };
         self.0.chunks(width).map(|row| row.iter().map(value).collect()).collect()
@@ -490,7 +571,7 @@ const BETWEEN_SAVES: Duration = Duration::from_secs(5);
 /// When threads cannot be had, or `keep` fails.
 pub fn fill(
     cells: &mut Cells,
-    cell: &(dyn Fn(usize) -> Result<f64, Error> + Sync),
+    cell: &(dyn Fn(usize) -> Result<Measured, Error> + Sync),
     watch: &(dyn Watch + Sync),
     keep: &mut (dyn FnMut(&Cells) -> Result<(), Error> + Send),
 ) -> Result<(), Error> {
@@ -508,11 +589,11 @@ pub fn fill(
             if watch.interrupted() {
                 return Ok(());
             }
-            let found = pool.install(|| cell(index)).and_then(|value| {
-                if value.is_finite() {
-                    Ok(value)
+            let found = pool.install(|| cell(index)).and_then(|found| {
+                if found.value.is_finite() {
+                    Ok(found)
                 } else {
-                    Err(Error::invalid("phase", format!("the result is {value}")))
+                    Err(Error::invalid("phase", format!("the result is {}", found.value)))
                 }
             });
             let found = found.map_err(|e| e.to_string());
@@ -576,12 +657,22 @@ pub fn fill(
 
 /// The document of one map for [`crate::figures::map`].
 pub fn map_document(title: &str, quantity: Quantity, x: &Axis, y: &Axis, cells: &Cells) -> Value {
-    json!({
+    let mut map = json!({
         "title": title, "quantity": quantity.label(),
         "x": {"label": x.label(), "field": x.field, "values": x.values, "log": x.log},
         "y": {"label": y.label(), "field": y.field, "values": y.values, "log": y.log},
         "values": cells.rows(x.values.len()), "whole": quantity.whole(),
-    })
+    });
+    if quantity.of_a_flow() {
+        let width = x.values.len();
+        let settled = |cell: &Option<Result<Measured, String>>| match cell {
+            Some(Ok(found)) => json!(found.settled),
+            _ => Value::Null,
+        };
+        map["settled"] = cells.0.chunks(width).map(|row| row.iter().map(settled).collect::<Value>()).collect();
+        map["unsettled"] = cells.unsettled().iter().map(|(i, _)| json!([i % width, i / width])).collect();
+    }
+    map
 }
 
 /// Reads saved cells; their request must be `request`.
@@ -682,12 +773,12 @@ mod tests {
     #[test]
     fn cells_are_filled() {
         let cell = |i: usize| {
-            if i == 5 { Err(Error::invalid("length", "too short")) } else { Ok((i * i) as f64) }
+            if i == 5 { Err(Error::invalid("length", "too short")) } else { Ok(((i * i) as f64).into()) }
         };
         for threads in 1..=3 {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut cells = Cells::empty(8);
-            cells.0[2] = Some(Ok(-1.0));
+            cells.0[2] = Some(Ok((-1.0).into()));
             pool.install(|| fill(&mut cells, &cell, &Unwatched, &mut |_| Ok(()))).unwrap();
             assert_eq!(cells.missing(), 0);
             assert_eq!(cells.rows(4)[0], [Some(0.0), Some(1.0), Some(-1.0), Some(9.0)]);

@@ -4,13 +4,15 @@
 //! come from it. A [`Spec`] holds what was given; [`Spec::complete`] fills in what was not, so that a
 //! completed spec says everything about a run and gives the same numbers when it is run again.
 
-use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, biases};
+use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, Watch, biases};
 use headflow_sims::ensemble;
 use headflow_sims::sgd::{Engine, Sgd, Start};
 use headflow_theory::evaluators::Averages;
 use headflow_theory::flow::{self, Event, Method};
+use headflow_theory::moments::Evaluator;
 use headflow_theory::quadrature::{Quadrature, check_tolerance};
 use headflow_theory::quasi_monte_carlo::QuasiMonteCarlo;
+use headflow_theory::settled::{self, Settled};
 use headflow_theory::stages::Criteria;
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
@@ -105,6 +107,14 @@ pub const FIELDS: &[Field] = &[
         "Evenly spaced times that are recorded, 0 and tau included [default: 101; stages, stability 401]",
     ),
     field("times", Kind::List, TIME, "The recorded times themselves, instead of tau and records"),
+    field(
+        "until",
+        Kind::Word,
+        TIME,
+        "Where a flow ends (flow, stages, prune, and phase of flows): time: at tau | settled: where nothing moves or grows by more than \
+         stationary_tolerance; seen at tau / 100, or at twice, four times ... that, up to tau (then 40000 by default); records are even up to \
+         tau / 100 and spaced in proportion to the time from there [default: time]",
+    ),
     field("stop_loss", Kind::Number, TIME, "Stop a flow when its loss falls below this"),
     field(
         "stop_alignment",
@@ -126,7 +136,8 @@ pub const FIELDS: &[Field] = &[
         "stationary_tolerance",
         Kind::Number,
         STAGES,
-        "Drift that a stationary point may have, in units of 2 (1 - 1/L) / (H L) [default: 0.01]",
+        "Drift that a stationary point may have, and drift and growth rate that a settled flow may have left, in units of \
+         2 (1 - 1/L) / (H L) [default: 0.01]",
     ),
     field(
         "on",
@@ -276,6 +287,17 @@ pub enum Initial {
     Random,
 }
 
+/// Where a flow ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Until {
+    /// At the last recorded time.
+    #[default]
+    Time,
+    /// Where it has settled, or at the last recorded time.
+    Settled,
+}
+
 /// Which engines simulate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -329,6 +351,7 @@ pub struct Spec {
     pub records: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times: Option<Vec<f64>>,
+    pub until: Until,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_loss: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -394,6 +417,7 @@ impl Default for Spec {
             tau: None,
             records: None,
             times: None,
+            until: Until::Time,
             stop_loss: None,
             stop_alignment: None,
             m: None,
@@ -466,6 +490,12 @@ pub const PRUNE_TOLERANCE: f64 = 3e-4;
 
 /// The most starts of a search.
 const MAX_STARTS: usize = 100_000;
+
+/// How many times earlier than at the last time a flow is first asked whether it has settled.
+const LOOKS: f64 = 100.0;
+
+/// The last time, unless it is given, of a flow that goes on until it has settled: [`LOOKS`] times the usual one.
+const CAP: f64 = 40_000.0;
 
 /// The most times that `records` may ask for.
 const MAX_RECORDS: usize = 1_000_000;
@@ -599,6 +629,7 @@ impl Spec {
             self.complete_start(heads, features, purpose)?;
             self.complete_times(purpose)?;
         }
+        self.complete_until(purpose)?;
         self.complete_dimensions(purpose, heads, features)?;
         self.complete_evaluator(purpose)?;
         if self.max_steps == 0 {
@@ -846,7 +877,8 @@ impl Spec {
             return Ok(());
         }
         let fine = matches!(purpose, Purpose::Stability | Purpose::Stages);
-        let (tau, records) = (self.tau.unwrap_or(400.0), self.records.unwrap_or(if fine { 401 } else { 101 }));
+        let usual = if self.until == Until::Settled { CAP } else { 400.0 };
+        let (tau, records) = (self.tau.unwrap_or(usual), self.records.unwrap_or(if fine { 401 } else { 101 }));
         if !(tau.is_finite() && tau > 0.0) {
             return Err(Error::invalid("tau", format!("the last time must be positive and finite, got {tau}")));
         }
@@ -854,6 +886,35 @@ impl Spec {
             return Err(Error::invalid("records", format!("must be from 2 to {MAX_RECORDS}, got {records}")));
         }
         (self.tau, self.records) = (Some(tau), Some(records));
+        Ok(())
+    }
+
+    /// Only a flow can settle.
+    fn complete_until(&self, purpose: Purpose) -> Result<(), Error> {
+        if self.until == Until::Time {
+            return Ok(());
+        }
+        let wrong = |problem: &str| Err(Error::invalid("until", problem));
+        if !matches!(purpose, Purpose::Flow | Purpose::Stages | Purpose::Prune) {
+            return wrong("only flows settle: flow, stages, prune, and phase of a quantity of flows; leave it out");
+        }
+        if self.engine.is_some() {
+            return wrong("a simulation (engine) fluctuates for ever and does not settle; leave one of the two out");
+        }
+        if self.prunes_a_point(purpose) {
+            return wrong("the point m is not trained; leave it out, or leave m out");
+        }
+        if self.times.is_some() {
+            return wrong(
+                "the times of a flow that settles are not known before; give tau, the latest, instead of times",
+            );
+        }
+        if self.recorded_times().len() > MAX_RECORDS {
+            return Err(Error::invalid(
+                "records",
+                format!("a flow until settled would have more than {MAX_RECORDS}; lower it"),
+            ));
+        }
         Ok(())
     }
 
@@ -950,6 +1011,18 @@ impl Spec {
     pub fn recorded_times(&self) -> Vec<f64> {
         match (&self.times, self.tau, self.records) {
             (Some(times), ..) => times.clone(),
+            (None, Some(tau), Some(records)) if self.until == Until::Settled => {
+                // Even up to the first look, then as far apart, relative to the time, as they were there.
+                let first = tau / LOOKS;
+                let even = (0..records).map(|i| first * i as f64 / (records - 1) as f64);
+                // Whole numbers of records between looks, which are all recorded.
+                let doubling = (std::f64::consts::LN_2 / (1.0 / (records - 1) as f64).ln_1p()).ceil() as usize;
+                let growing = (1..).map(|i: usize| {
+                    let part = (i % doubling) as f64 / doubling as f64;
+                    first * 2f64.powi((i / doubling) as i32) * part.exp2()
+                });
+                even.chain(growing.take_while(|&t| t < tau)).chain([tau]).collect()
+            }
             (None, Some(tau), Some(records)) => (0..records).map(|i| tau * i as f64 / (records - 1) as f64).collect(),
             _ => Vec::new(),
         }
@@ -1030,8 +1103,21 @@ impl Spec {
             absolute_tolerance: self.absolute_tolerance,
             max_steps: self.max_steps,
             events: self.events(),
+            until: (self.until == Until::Settled)
+                .then(|| flow::Until { first: self.tau.unwrap_or(CAP) / LOOKS, tolerance: self.stationary_tolerance }),
             ..flow::Options::new(self.gamma / self.batch as f64, self.recorded_times())
         }
+    }
+
+    /// Whether flows of a completed spec had settled where they ended, each with its evaluator; the least settled speaks for all.
+    pub fn settled<E: Evaluator>(
+        &self,
+        evaluators: &[E],
+        solutions: &[flow::Solution],
+        watch: &dyn Watch,
+    ) -> Option<Settled> {
+        let noise = self.gamma / self.batch as f64;
+        settled::of_flows(evaluators, solutions, noise, self.stationary_tolerance, watch)
     }
 
     /// The engines that simulate, direct first.

@@ -12,6 +12,8 @@ const MISSING: RGBColor = RGBColor(212, 212, 212);
 /// Hatching of cells without a value.
 const HATCH: RGBColor = RGBColor(140, 140, 140);
 const HATCH_GAP: f64 = 13.0;
+/// Between stripes over cells with a provisional value: wider than the hatching, and the other way.
+const STRIPE_GAP: f64 = 20.0;
 /// Neighbours overlap by this, so that no seam shows between them where a viewer smooths edges.
 const OVERLAP: f64 = 1.0;
 
@@ -28,6 +30,8 @@ pub struct Cells {
     pub y_edges: Vec<f64>,
     /// Row by row; `None` for a cell without a value.
     pub colors: Vec<Vec<Option<RGBColor>>>,
+    /// Columns and rows of cells whose value is provisional: they are striped.
+    pub striped: Vec<(usize, usize)>,
     pub contours: Vec<Contour>,
 }
 
@@ -89,6 +93,20 @@ pub fn hatch<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, frame: Frame) -> Resul
     Ok(())
 }
 
+/// Stripes over a rectangle of a colour, in an ink that shows on it.
+pub fn stripe<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, frame: Frame, below: RGBColor) -> Result<(), Error> {
+    // Along x - y = k gap, so that the stripes of neighbours meet and cross the hatching.
+    let (first, last) = ((frame.left - frame.bottom) / STRIPE_GAP, (frame.right - frame.top) / STRIPE_GAP);
+    for k in first.ceil() as i64..=last.floor() as i64 {
+        let difference = k as f64 * STRIPE_GAP;
+        let ends = [(difference + frame.top, frame.top), (difference + frame.bottom, frame.bottom)];
+        for line in clipped(&ends, frame) {
+            canvas.line(&line, Stroke { color: ink_on(below), width: 3.0, dash: Dash::Solid })?;
+        }
+    }
+    Ok(())
+}
+
 impl Cells {
     /// Draws the cells; `place` gives the pixel of a point in units of the axes.
     pub fn draw<DB: DrawingBackend>(
@@ -108,6 +126,14 @@ impl Cells {
                     Some(color) => canvas.rectangle((left, bottom), (right + OVERLAP, top - OVERLAP), color)?,
                     None => hatch(canvas, Frame { left, top: top - OVERLAP, right: right + OVERLAP, bottom })?,
                 }
+            }
+        }
+        for &(column, row) in &self.striped {
+            let color = self.colors.get(row).and_then(|row| row.get(column)).copied().flatten();
+            let edges = (self.x_edges.get(column..column + 2), self.y_edges.get(row..row + 2));
+            if let (Some(color), (Some(x), Some(y))) = (color, edges) {
+                let ((left, bottom), (right, top)) = (place((x[0], y[0])), place((x[1], y[1])));
+                stripe(canvas, Frame { left, top, right, bottom }, color)?;
             }
         }
         Ok(())

@@ -40,6 +40,9 @@ struct Map {
     contours_label: Option<String>,
     #[serde(default)]
     boundaries: Vec<Boundary>,
+    /// Columns and rows of cells read off flows that had not settled.
+    #[serde(default)]
+    unsettled: Vec<(usize, usize)>,
     note: Option<String>,
 }
 
@@ -116,6 +119,12 @@ impl Map {
             if let Some(value) = self.finite().find(|v| v.fract() != 0.0 || v.abs() > 1e9) {
                 return Err(format!("\"whole\" is true, but \"values\" holds {value}"));
             }
+        }
+        let (columns, rows) = (self.x.values.len(), self.y.values.len());
+        if let Some((column, row)) = self.unsettled.iter().find(|(column, row)| *column >= columns || *row >= rows) {
+            return Err(format!(
+                "\"unsettled\" holds [{column}, {row}], but there are {columns} columns and {rows} rows"
+            ));
         }
         let levels = self.contours.iter().flatten();
         match levels.copied().find(|&level| !drawable(self.scale().place(level))) {
@@ -226,7 +235,7 @@ struct Group {
 /// which the cell around every pair of parameters has the colour of its value, from dark to light.
 /// Maps of one quantity share a scale of colours, which stands below the panels; whole values have a
 /// colour each and stand in the legend. Thin lines join equal heights, bold ones are the map's
-/// boundaries. Cells that were not computed are hatched. A map of measured values can have the lines
+/// boundaries. Cells that were not computed are hatched, those of flows that had not settled striped over their colour. A map of measured values can have the lines
 /// of a theory's: each has the number and, below it, the colour of its height.
 ///
 /// It reads the field `maps` of `result.json` alone: a list of objects with `title`, `quantity`, the
@@ -235,7 +244,8 @@ struct Group {
 /// the values 0, 1 and so on), `log_values`, `contours` (heights; about five round ones by default,
 /// none if `whole`), `contours_of` (rows like `values` whose lines are drawn in place of theirs, by
 /// default at the same heights, or at round heights of their own if `whole`), `contours_label` (what
-/// the lines are, for the legend), `boundaries` (each with a `label` and its `points`) and a `note`.
+/// the lines are, for the legend), `boundaries` (each with a `label` and its `points`), `unsettled` (pairs of column and
+/// row) and a `note`.
 ///
 /// Writes `<out>.png` (1600 pixels wide, for 17 cm) and `<out>.svg`, and returns their paths. The
 /// folder of `out` must exist; each file appears whole or not at all.
@@ -304,6 +314,7 @@ fn panel(map: &Map, colors: &Colors, name_quantity: bool, looks: &[(String, Stro
         x_edges: map.x.edges(),
         y_edges: map.y.edges(),
         colors: map.values.iter().map(|row| row.iter().map(of_cell).collect()).collect(),
+        striped: map.unsettled.clone(),
         contours: contour_lines(map, colors),
     };
     let boundaries = map.boundaries.iter().filter_map(|boundary| {
@@ -394,6 +405,9 @@ fn legend(maps: &[Map], groups: &[Group], looks: &[(String, Stroke)]) -> Legend 
     }
     if maps.iter().any(Map::has_gaps) {
         others.push((Key::Hatch, "not computed".into()));
+    }
+    if maps.iter().any(|map| !map.unsettled.is_empty()) {
+        others.push((Key::Stripes, "not settled".into()));
     }
     let below = |map: &Map| map.scale() == Scale::Logarithmic && map.finite().any(|v| v <= 0.0);
     if maps.iter().any(below) {
@@ -635,6 +649,29 @@ mod tests {
         assert_eq!(defaults(true), ["0.2", "0.4", "0.6", "0.8"]);
     }
 
+    /// Cells of flows that had not settled keep their colour under the stripes, and the legend says what these are.
+    #[test]
+    fn unsettled_cells_are_striped() {
+        let whole = |unsettled: Value| {
+            let mut map = phases("softmax", (6, 5), heads);
+            map["whole"] = json!(true);
+            map["unsettled"] = unsettled;
+            draw(&json!([map]))
+        };
+        let (_folder, settled) = whole(json!([]));
+        let settled = settled.unwrap();
+        assert_drawn(&settled, &["6"], &["not settled"]);
+        let (_other, moving) = whole(json!([[0, 0], [5, 4], [2, 1]]));
+        let moving = moving.unwrap();
+        assert_drawn(&moving, &["not settled"], &["not computed"]);
+        // Dark cells have white stripes.
+        let white = plotters::style::RGBColor(255, 255, 255);
+        let dark = viridis(0.06);
+        let (before, after) = (pixels(&settled[0], dark), pixels(&moving[0], dark));
+        assert!(after < before && 2 * after > before, "{before} {after}");
+        assert!(pixels(&moving[0], white) > 0);
+    }
+
     #[test]
     fn cells_reach_half_a_step_beyond_the_values() {
         let axis = |values: &[f64], log| Axis { label: "x".into(), values: values.to_vec(), log };
@@ -684,6 +721,11 @@ mod tests {
             }),
             "\"contours\" holds 0",
         );
+        refused(
+            with(&|m| m["unsettled"] = json!([[0, 3]])),
+            "\"unsettled\" holds [0, 3], but there are 4 columns and 3 rows",
+        );
+        refused(with(&|m| m["unsettled"] = json!([[4, 0]])), "\"unsettled\" holds [4, 0]");
         refused(with(&|m| m["boundaries"] = json!([{"label": "line"}])), "missing field `points`");
         refused(with(&|m| m["contours_of"] = json!([[1, 2, 3, 4]])), "\"contours_of\" has 1 rows, but \"y\" has 3");
         refused(

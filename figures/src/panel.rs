@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use plotters::prelude::{DrawingBackend, RGBColor, WHITE};
 
 use crate::canvas::{Align, Canvas, Drawing, Point, Stamp, Stroke, clipped, text_width, write};
-use crate::cells::{CONTOUR_WIDTH, Cells, Frame, hatch};
+use crate::cells::{CONTOUR_WIDTH, Cells, Frame, hatch, stripe};
 use crate::error::Error;
 use crate::shade::{Shades, ink_on, viridis};
 use crate::style::{Dash, GRID, GUIDE, INK, LABEL, NOTE, SHADE, TICK, TITLE};
@@ -588,6 +588,8 @@ pub enum Key {
     Patch(RGBColor),
     /// Cells without a value.
     Hatch,
+    /// Cells whose value is provisional.
+    Stripes,
     /// A line with marks on it.
     Marked(Stroke, Stamp),
     /// Nothing: the text speaks for itself.
@@ -599,7 +601,7 @@ impl Key {
         match self {
             Self::Line(_) | Self::Marked(..) => 52.0,
             Self::Marker(..) | Self::Rule(_) => 18.0,
-            Self::Band | Self::Patch(_) | Self::Hatch => 40.0,
+            Self::Band | Self::Patch(_) | Self::Hatch | Self::Stripes => 40.0,
             Self::Remark => 0.0,
         }
     }
@@ -986,12 +988,16 @@ impl Drawing for Figure {
                         let (from, to) = ((*left, middle - 13.0), (left + key.width(), middle + 13.0));
                         canvas.rectangle(from, to, SHADE)?;
                     }
-                    Key::Patch(_) | Key::Hatch => {
+                    Key::Patch(_) | Key::Hatch | Key::Stripes => {
                         let frame =
                             Frame { left: *left, top: middle - 13.0, right: left + key.width(), bottom: middle + 13.0 };
                         match *key {
                             Key::Patch(color) => {
                                 canvas.rectangle((frame.left, frame.top), (frame.right, frame.bottom), color)?;
+                            }
+                            Key::Stripes => {
+                                canvas.rectangle((frame.left, frame.top), (frame.right, frame.bottom), SHADE)?;
+                                stripe(canvas, frame, SHADE)?;
                             }
                             _ => hatch(canvas, frame)?,
                         }

@@ -356,6 +356,7 @@ fn heads(model: &Model) -> Panel {
             x_edges: edges(heads),
             y_edges: edges(layers),
             colors: model.cos.iter().map(|row| row.iter().map(color).collect()).collect(),
+            striped: Vec::new(),
             contours: Vec::new(),
         }),
         bar: shades.map(|shades| Bar { label: Vec::new(), shades, levels: Vec::new() }),

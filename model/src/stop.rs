@@ -40,6 +40,20 @@ pub enum StopReason {
         /// Scrambles in all.
         scrambles: usize,
     },
+    /// The flow has settled: it hardly moves, and nothing grows.
+    Settled {
+        /// When that was seen.
+        time: f64,
+    },
+    /// The flow was to settle, and has not by the last time.
+    NotSettled {
+        /// The last time.
+        time: f64,
+        /// The largest derivative left against its limit; absent when it is not finite.
+        drift: Option<f64>,
+        /// The largest growth rate left; absent where the drift is too large for one, or when it is not known.
+        growth_rate: Option<f64>,
+    },
     /// The solver used up its steps.
     StepBudget {
         /// How far it came.
@@ -51,6 +65,15 @@ pub enum StopReason {
     },
     /// The solver cannot go on: its step shrank to nothing.
     StepTooSmall {
+        /// How far it came.
+        time: f64,
+        /// Steps taken.
+        steps: usize,
+        /// Steps rejected on the way.
+        rejected: usize,
+    },
+    /// The solver takes steps, but the time hardly advances.
+    NoProgress {
         /// How far it came.
         time: f64,
         /// Steps taken.
@@ -110,6 +133,25 @@ impl StopReason {
                     share(*reached, *scrambles)
                 )
             }
+            Self::Settled { time } => format!("the flow has settled by tau = {}", number(*time)),
+            Self::NotSettled { time, drift, growth_rate } => {
+                let left = match (drift, growth_rate) {
+                    (None, _) => "it moves at no finite rate".to_string(),
+                    (Some(drift), None) => format!("it moves at {drift:.1e}"),
+                    (Some(_), Some(rate)) => {
+                        format!("it hardly moves, but growth at the rate {rate:+.1e} is left, as near a saddle")
+                    }
+                };
+                format!(
+                    "the flow has not settled by tau = {}: {left}; raise --tau, or start off the symmetric state (m0)",
+                    number(*time)
+                )
+            }
+            Self::NoProgress { time, steps, rejected } => format!(
+                "the solver makes no progress at tau = {} ({steps} steps, {rejected} rejected): lower --gamma, loosen \
+                 --relative-tolerance and --absolute-tolerance, or try --method bdf",
+                number(*time)
+            ),
             Self::StepBudget { time, steps, rejected } => format!(
                 "the solver used its {steps} steps ({rejected} rejected) by tau = {}: raise --max-steps, \
                  loosen --relative-tolerance, or try --method bdf",
@@ -117,7 +159,7 @@ impl StopReason {
             ),
             Self::StepTooSmall { time, steps, rejected } => format!(
                 "the solver's step shrank to nothing at tau = {} ({steps} steps, {rejected} rejected): \
-                 loosen --relative-tolerance, or try --method bdf",
+                 lower --gamma, loosen --relative-tolerance, or try another --method",
                 number(*time)
             ),
             Self::NotFinite { time, variable } => format!(
@@ -145,9 +187,22 @@ impl StopReason {
         }
     }
 
-    /// Whether the run did what it was asked to: it completed or met an event.
+    /// Whether the run did what it was asked to: it completed, settled or met an event.
     pub fn as_requested(&self) -> bool {
-        matches!(self, Self::Completed | Self::LossBelow { .. } | Self::AlignmentCrossed { .. })
+        matches!(self, Self::Completed | Self::Settled { .. }) || self.event_time().is_some()
+    }
+
+    /// Whether the path is all there, also when the flow should have settled and has not.
+    pub fn is_whole(&self) -> bool {
+        self.as_requested() || matches!(self, Self::NotSettled { .. })
+    }
+
+    /// The time of the event that ended it, if one did.
+    pub fn event_time(&self) -> Option<f64> {
+        match self {
+            Self::LossBelow { time, .. } | Self::AlignmentCrossed { time, .. } => Some(*time),
+            _ => None,
+        }
     }
 }
 

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
 use headflow::model::{Activation, Attention, Error, Task, Theta};
-use headflow::phase::{Axis, Cells, Quantity, fill, map_document, measure, saved, set, to_save};
+use headflow::phase::{Axis, Cells, Measured, Quantity, fill, map_document, measure, saved, set, to_save};
 use headflow::spec::{Purpose, Spec};
 use headflow::theory::bayes::best_bayes_risk;
 use headflow::theory::floor::floor;
 use headflow::theory::moments::{Coordinates, Evaluator, Watched};
 use headflow::theory::quadrature::Quadrature;
+use headflow::theory::settled::Settled;
 use headflow::theory::stability::rate_along;
 use nalgebra::DMatrix;
 use serde_json::{Map, Value, json};
@@ -21,7 +22,7 @@ use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, writing, writing_result};
 
 /// What one cell computes: a spec and a quantity of it, or a number of its own.
-type Cell = dyn Fn(usize, usize) -> Result<f64, Error> + Sync;
+type Cell = dyn Fn(usize, usize) -> Result<Measured, Error> + Sync;
 
 /// One map of a diagram.
 struct Panel {
@@ -36,6 +37,8 @@ struct Panel {
     contours: Option<Vec<f64>>,
     boundaries: Vec<Value>,
     note: Option<String>,
+    /// Whether its cells are read off flows, as the quantity says.
+    reads_flows: bool,
     cell: Box<Cell>,
 }
 
@@ -100,6 +103,9 @@ fn compute(
     if cells.0.len() != count {
         return Err(Error::unreadable(CHECKPOINT, format!("holds {} cells, not {count}", cells.0.len())));
     }
+    let flows: Vec<bool> =
+        panels.iter().flat_map(|panel| std::iter::repeat_n(panel.reads_flows, panel.len())).collect();
+    cells.forget_untold(|index| flows[index]);
     let progress = Progress::new("cells", cells.missing() as u64, false, quiet);
     let cell = |mut index: usize| {
         for panel in panels {
@@ -181,6 +187,36 @@ fn failures(panels: &[Panel], all: &[Cells]) -> Vec<String> {
         .collect()
 }
 
+/// The cells whose flow had not settled, with how far it was from it.
+fn unsettled(panels: &[Panel], all: &[Cells]) -> Vec<Value> {
+    let of_panel = |(number, (panel, cells)): (usize, (&Panel, &Cells))| {
+        let width = panel.x.values.len();
+        let entry = |(i, settled): (usize, &Settled)| {
+            json!({
+                "map": number, "column": i % width, "row": i / width,
+                "x": panel.x.values[i % width], "y": panel.y.values[i / width], "settled": settled,
+            })
+        };
+        cells.unsettled().into_iter().map(entry).collect::<Vec<_>>()
+    };
+    panels.iter().zip(all).enumerate().flat_map(of_panel).collect()
+}
+
+/// What to say of them.
+fn of_unsettled(panels: &[Panel], all: &[Cells], count: usize) -> String {
+    let first = panels.iter().zip(all).find_map(|(panel, cells)| {
+        let (i, settled) = *cells.unsettled().first()?;
+        let width = panel.x.values.len();
+        let (x, y) = (panel.x.values[i % width], panel.y.values[i / width]);
+        Some(format!("{} = {x}, {} = {y}: {}", panel.x.field, panel.y.field, settled.describe()))
+    });
+    let Some(first) = first else { return String::new() };
+    let number: usize = all.iter().map(|cells| cells.unsettled().len()).sum();
+    format!(
+        "{number} of {count} cells had not settled (hatched); use --until settled, or a larger --tau; the first at {first}\n"
+    )
+}
+
 /// Draws into `out` with the stem `name`, from the result in `from`.
 type Draw = fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>;
 
@@ -208,6 +244,9 @@ fn diagram(
     if let Some(values) = values.as_object_mut() {
         values.insert("request".into(), own.clone());
         values.insert("failed".into(), json!(failed));
+        if panels.iter().any(|panel| panel.reads_flows) {
+            values.insert("unsettled".into(), json!(unsettled(panels, &all)));
+        }
         if command == "figure" {
             values.insert("figure".into(), json!(name));
         }
@@ -221,9 +260,10 @@ fn diagram(
     drop(writing);
     let count: usize = panels.iter().map(Panel::len).sum();
     let text = format!(
-        "{count} cells in {:.1} s ({:.1} ms each)\n{}: result.json{files}\n",
+        "{count} cells in {:.1} s ({:.1} ms each)\n{}{}: result.json{files}\n",
         clock.seconds(),
         1e3 * clock.seconds() / count as f64,
+        of_unsettled(panels, &all, count),
         path.display()
     );
     print(request, &result, &text);
@@ -320,6 +360,7 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         contours: (quantity == Quantity::GrowthRate).then(|| vec![0.0]),
         boundaries,
         note: None,
+        reads_flows: quantity.of_a_flow(),
         cell: Box::new(cell),
     };
     let panels = [panel];
@@ -439,6 +480,7 @@ fn retrieval(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
                 contours: Some(vec![0.1, 0.3, 0.5, 0.7, 0.9]),
                 boundaries: vec![json!({"label": "ν = √(2 ln L)", "points": [[1.0, 1.0], [1.0, 9.0]]})],
                 note: None,
+                reads_flows: false,
                 cell: Box::new(cell),
             })
         })
@@ -463,7 +505,8 @@ fn heads(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
             let (signals, counts) = (x.values.clone(), y.values.clone());
             let cell = move |i: usize, j: usize| {
                 let values = [("theta.nu", signals[i]), ("heads", counts[j])];
-                measure(&at(&fields, Quantity::Regret, &values)?, Quantity::Regret, &Interruptible).map(|r| r.max(0.0))
+                let regret = measure(&at(&fields, Quantity::Regret, &values)?, Quantity::Regret, &Interruptible)?.value;
+                Ok(regret.max(0.0).into())
             };
             Ok(Panel {
                 title: activation.name().into(),
@@ -475,6 +518,7 @@ fn heads(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
                 contours: Some(vec![0.01, 0.05, 0.1, 0.2, 0.3]),
                 boundaries: vec![json!({"label": "H = |supp θ| = 4", "points": [[0.0, 4.0], [5.0, 4.0]]})],
                 note: None,
+                reads_flows: false,
                 cell: Box::new(cell),
             })
         })
@@ -505,6 +549,7 @@ fn specialised(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
                 contours: Some(vec![0.0, 0.01, 0.1, 0.3]),
                 boundaries: Vec::new(),
                 note: Some("stable where κ < 0".into()),
+                reads_flows: false,
                 cell: Box::new(cell),
             })
         })
@@ -518,7 +563,7 @@ fn second_stage() -> Result<Vec<Panel>, Error> {
         .map(|ratio| {
             let (x, y) = (axis("theta.nu", evenly(1.0, 4.5, 29), false), axis("length", lengths(), true));
             let (signals, lengths) = (x.values.clone(), y.values.clone());
-            let cell = move |i: usize, j: usize| split_rate(lengths[j] as usize, signals[i], ratio);
+            let cell = move |i: usize, j: usize| split_rate(lengths[j] as usize, signals[i], ratio).map(Measured::from);
             Ok(Panel {
                 title: format!("softmax, H = 4, flips, ν₂ = {ratio} ν₁"),
                 quantity: Quantity::Stages,
@@ -529,6 +574,7 @@ fn second_stage() -> Result<Vec<Panel>, Error> {
                 contours: None,
                 boundaries: Vec::new(),
                 note: None,
+                reads_flows: false,
                 cell: Box::new(cell),
             })
         })
@@ -592,7 +638,11 @@ fn with_spectrum(panels: &[Panel], all: &[Cells]) -> Vec<Value> {
                 .filter_map(|(row, &length)| Some([zero_of(&panel.x.values, row)?, length]))
                 .collect();
             let exists = Cells(
-                cells.0.iter().map(|c| c.clone().map(|r| r.map(|rate| f64::from(u8::from(rate > 0.0))))).collect(),
+                cells
+                    .0
+                    .iter()
+                    .map(|c| c.clone().map(|r| r.map(|rate| f64::from(u8::from(rate.value > 0.0)).into())))
+                    .collect(),
             );
             let mut map = panel.document(exists);
             map["names"] = json!(["no", "yes"]);
@@ -631,12 +681,13 @@ fn activations(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         if let Some(activation) = Activation::ALL.get(j) {
             let fields = with(&fields, json!({"attention": activation.name()}));
             let spec = at(&fields, Quantity::OptimalLoss, &signal)?;
-            return Ok(measure(&spec, Quantity::OptimalLoss, &Interruptible)?.max(0.0));
+            return Ok(measure(&spec, Quantity::OptimalLoss, &Interruptible)?.value.max(0.0).into());
         }
         let spec = at(&without_search(&fields), Quantity::BayesRisk, &signal)?;
         let task = spec.task()?;
         let risk = best_bayes_risk(&task, 1e-12)?.risk.max(0.0);
-        Ok(if j == 3 { risk } else { floor(&task, spec.head_count(), &Attention::from(Activation::Softmax), risk) })
+        let floor = || floor(&task, spec.head_count(), &Attention::from(Activation::Softmax), risk);
+        Ok(if j == 3 { risk } else { floor() }.into())
     };
     Ok(vec![Panel {
         title: "optimal losses".into(),
@@ -648,6 +699,7 @@ fn activations(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         contours: None,
         boundaries: Vec::new(),
         note: None,
+        reads_flows: false,
         cell: Box::new(cell),
     }])
 }

@@ -22,12 +22,13 @@ use headflow::theory::moments::Coordinates;
 use headflow::theory::pruning::{self, Pruning};
 use headflow::theory::quadrature::{HeadMoments, Quadrature};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
+use headflow::theory::settled::Settled;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use super::dynamics::{Place, completed, draw, own, place};
 use super::simulate::{route_name, series, simulate};
-use super::{Clock, document, drawn, ensemble_route, folder, print, say, theory_route};
+use super::{Clock, document, drawn, ensemble_route, exit_code, folder, print, say, theory_route};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, writing_result};
 
@@ -73,12 +74,24 @@ struct Trained {
     paths: Vec<Trajectory>,
     series: Vec<Series>,
     routes: Vec<Value>,
+    /// Whether each system's flow had settled; none without flows.
+    settled: Vec<Option<Settled>>,
+    /// Why the training ended.
+    stop: StopReason,
 }
 
 fn train(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
     if spec.m.is_some() {
         let systems = vec![spec.point()?];
-        return Ok(Trained { route: "point".into(), systems, paths: vec![], series: vec![], routes: vec![] });
+        return Ok(Trained {
+            route: "point".into(),
+            systems,
+            paths: vec![],
+            series: vec![],
+            routes: vec![],
+            settled: vec![],
+            stop: StopReason::Completed,
+        });
     }
     if spec.engine.is_some() { simulated(spec, quiet) } else { flows(spec, quiet) }
 }
@@ -103,6 +116,8 @@ fn simulated(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
         paths,
         series: series(&route, &ensemble),
         routes: vec![ensemble_route(&route, dimension, &ensemble)],
+        settled: vec![],
+        stop: ensemble.stop.clone(),
         route,
     })
 }
@@ -140,7 +155,7 @@ fn flows(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
             .par_iter()
             .map(|start| flow::solve(&set, start, &options, &progress))
             .collect::<Result<_, Error>>()?;
-        if let Some(failed) = solved.iter().find(|s| !s.stop.as_requested()) {
+        if let Some(failed) = solved.iter().find(|s| !s.stop.is_whole()) {
             return Err(failed.stop.error("flow"));
         }
         solutions.extend(solved);
@@ -148,15 +163,24 @@ fn flows(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
     drop(progress);
     let mut statistics = Statistics::default();
     solutions.iter().for_each(|s| statistics += s.statistics);
+    let all = solutions.iter().map(|s| &s.stop);
+    let stop = all.clone().find(|stop| !stop.as_requested()).or_else(|| all.clone().next());
+    let stop = stop.cloned().unwrap_or(StopReason::Completed);
+    let settled = solutions
+        .par_iter()
+        .map(|solution| spec.settled(std::slice::from_ref(&set), std::slice::from_ref(solution), &Interruptible))
+        .collect();
     let paths: Vec<Trajectory> = solutions.into_iter().map(|s| s.trajectory).collect();
     let estimate = Estimate::over(&paths).ok_or_else(|| Error::invalid("replicas", "there must be at least one"))?;
     let series = vec![Series::of_estimate("theory", &estimate, &Estimate::trace_over(&paths))];
     Ok(Trained {
         route: "theory".into(),
         systems: paths.iter().map(last).collect::<Result<_, _>>()?,
-        routes: vec![theory_route("theory", &estimate, &StopReason::Completed, 1, statistics)],
+        routes: vec![theory_route("theory", &estimate, &stop, 1, statistics)],
         paths,
         series,
+        settled,
+        stop,
     })
 }
 
@@ -260,8 +284,9 @@ fn entry(spec: &Spec, trained: &Trained, all: &[Pruning]) -> Value {
     });
     let systems = trained.systems.iter().zip(all).enumerate().map(|(index, (point, pruning))| {
         let each = |count: &dyn Fn(f64) -> usize| spec.prune_tolerances.iter().map(|&t| count(t)).collect::<Vec<_>>();
+        let settled = trained.settled.get(index).cloned().flatten();
         json!({
-            "replica": index, "m": rows(point.m()), "r": rows(point.r()), "b": point.b(),
+            "replica": index, "settled": settled, "m": rows(point.m()), "r": rows(point.r()), "b": point.b(),
             "rows": pruning.rows,
             "by_choice": each(&|t| pruning.prunable(t)), "together": each(&|t| pruning.prunable_together(t)),
             "at_random": each(&|t| pruning.prunable_at_random(t)),
@@ -316,13 +341,23 @@ fn numbers(spec: &Spec, all: &[Pruning]) -> String {
 }
 
 fn heading(trained: &Trained) -> String {
-    match trained.systems.len() {
+    let mut moving = trained.settled.iter().flatten().filter(|settled| !settled.settled);
+    let unsettled = match (moving.clone().count(), moving.next()) {
+        (n, Some(first)) => format!(
+            "{n} of {} flows had not settled: use --until settled, or a larger --tau; the first {}\n",
+            trained.systems.len(),
+            first.describe()
+        ),
+        _ => String::new(),
+    };
+    let heading = match trained.systems.len() {
         1 => format!("{}, 1 system\n", trained.route),
         n => format!(
             "{}, {n} systems; +- sd over sets and systems, best and worst are means over systems\n",
             trained.route
         ),
-    }
+    };
+    heading + &unsettled
 }
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
@@ -342,14 +377,14 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         folder.write_series(&trained.series, &[replicas])?;
         "result.json, series.csv, series.npz"
     };
-    let rest = json!({"stop": StopReason::Completed, "routes": trained.routes, "pruning": pruning});
+    let rest = json!({"stop": trained.stop, "routes": trained.routes, "pruning": pruning});
     let result = document("prune", spec, &clock, rest)?;
     folder.write_document(&result)?;
     let figure = drawn(folder.path(), &result);
     drop(writing);
     let text = format!("{}{}{}: {files}{figure}\n", heading(&trained), table(spec, &all), folder.path().display());
     print(request, &result, &text);
-    Ok(0)
+    Ok(exit_code(&trained.stop))
 }
 
 /// Fields that the figure starts from, those of its first panel. The learning rate and

@@ -10,7 +10,7 @@ use headflow::spec::Spec;
 use headflow::theory::stages::{Stages, stages};
 use serde_json::{Map, Value, json};
 
-use super::flow::integrate;
+use super::flow::{advised, ended, integrate};
 use super::simulate::{replicas, route_name, series, simulate};
 use super::{Clock, document, ensemble_route, exit_code, folder, print, theory_route};
 use crate::cli::Request;
@@ -86,19 +86,26 @@ fn read(request: &Request, from: &std::path::Path) -> Result<u8, Error> {
 fn flow(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let mut folder = folder(request, "stages")?;
-    let flow = integrate(&spec.evaluators()?, &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
-    if !flow.stop.as_requested() {
+    let evaluators = spec.evaluators()?;
+    let flow = integrate(&evaluators, &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
+    if !flow.stop.is_whole() {
         return Err(flow.stop.error("flow"));
     }
     let found = stages(&flow.estimate.mean, &spec.theta.second_moment(), &spec.criteria())?;
+    let settled = ended(spec, &evaluators, &flow);
     let writing = writing_result();
     folder.write_series(&[Series::of_estimate("theory", &flow.estimate, &flow.trace)], &[])?;
     let route = theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics);
-    let rest = json!({"stop": flow.stop, "routes": [route], "stages": [entry("theory", &found)]});
+    let rest = json!({"stop": flow.stop, "settled": settled, "routes": [route], "stages": [entry("theory", &found)]});
     let result = document("stages", spec, &clock, rest)?;
     folder.write_document(&result)?;
     drop(writing);
-    let text = format!("{}{}: result.json, series.csv, series.npz\n", found.describe(), folder.path().display());
+    let text = format!(
+        "{}{}{}: result.json, series.csv, series.npz\n",
+        found.describe(),
+        advised(settled.as_ref(), &flow.stop),
+        folder.path().display()
+    );
     print(request, &result, &text);
     Ok(exit_code(&flow.stop))
 }

@@ -13,6 +13,9 @@
 //! nothing is factored and `r - m m^T = C C^T` stays positive semi-definite. At `gamma > 0` the
 //! state is `(m, r, b)`, and `C` is the Cholesky factor of `r - m m^T` at every evaluation; a trial
 //! step that leaves the cone is rejected.
+//!
+//! The state at which an event ends a flow is its last record, at the exact time of the event. With [`Options::until`] a flow
+//! goes on until it has settled ([`crate::settled`]), looking at times that double, up to its last time.
 
 use std::cell::{Cell, RefCell};
 
@@ -21,18 +24,28 @@ use diffsol::{
     DiffsolError, NalgebraLU, NalgebraMat, NalgebraVec, OdeBuilder, OdeEquations, OdeSolverMethod, OdeSolverStopReason,
 };
 use headflow_model::{
-    Bias, Error, Estimate, OrderParameters, Shape, StopReason, Trajectory, Watch, biases, lower_factor, mean_and_error,
+    Bias, Error, Estimate, OrderParameters, Shape, StopReason, Trajectory, Watch, biases, largest, lower_factor,
+    mean_and_error,
 };
 use nalgebra::DMatrix;
 use rayon::prelude::*;
 
 use crate::moments::{Coordinates, Evaluator, Moments, Watched};
+use crate::settled::settled;
+use crate::stability::unit_of_rates;
 
 /// How much of `tr r` a pivot may be off before a point counts as outside the cone.
 const CONE: f64 = 1e-6;
 
 /// Progress that one solve reports, however long its time span.
 pub const PROGRESS: u64 = 1000;
+
+/// So many steps must advance the time by [`PROGRESSES`].
+const CRAWL: usize = 100;
+
+/// The part of the last time, or of the flow's own time `1 / omega` if that is shorter, that [`CRAWL`] steps must make: at the pace of
+/// less, it would take `1e11` steps.
+const PROGRESSES: f64 = 1e-9;
 
 /// The integrator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -79,6 +92,15 @@ pub enum Event {
     },
 }
 
+/// When a flow is looked at, and what counts as settled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Until {
+    /// The time of the first look; each later one is at twice the time, the last at the last time of all.
+    pub first: f64,
+    /// The drift and the growth that a settled flow may have left, in units of [`unit_of_rates`].
+    pub tolerance: f64,
+}
+
 /// How a flow is integrated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
@@ -96,6 +118,9 @@ pub struct Options {
     pub max_steps: usize,
     /// Events at which to stop; the first one ends the flow.
     pub events: Vec<Event>,
+    /// Stop when the flow has settled, and say so when it has not by the last of `times` (default: the last of `times` is the
+    /// end).
+    pub until: Option<Until>,
     /// Take steps of this size whatever the tolerances: for measuring orders (default: adaptive).
     pub fixed_step: Option<f64>,
 }
@@ -111,6 +136,7 @@ impl Options {
             absolute_tolerance: 1e-8,
             max_steps: 100_000,
             events: Vec::new(),
+            until: None,
             fixed_step: None,
         }
     }
@@ -140,6 +166,12 @@ impl Options {
         }
         if let Some(step) = self.fixed_step.filter(|h| !(h.is_finite() && *h > 0.0)) {
             return Err(Error::invalid("fixed_step", format!("must be positive, got {step}")));
+        }
+        if let Some(until) = self.until {
+            let positive = |value: f64| value.is_finite() && value > 0.0;
+            if !(positive(until.first) && positive(until.tolerance)) {
+                return Err(Error::invalid("until", "the first look and the tolerance must be positive"));
+            }
         }
         for event in &self.events {
             match *event {
@@ -187,8 +219,10 @@ impl std::ops::AddAssign for Statistics {
 /// One solution of the flow.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Solution {
-    /// The state at the requested times, up to the stop.
+    /// The state at the requested times, up to the stop; then, where an event or rest ended it, the state there.
     pub trajectory: Trajectory,
+    /// The time and the state that it ended with, as the integrator has it; absent when that is no state.
+    pub end: Option<(f64, Coordinates)>,
     /// Why it ended.
     pub stop: StopReason,
     /// What it cost.
@@ -221,8 +255,11 @@ pub fn average<E: Evaluator>(
     options: &Options,
     watch: &dyn Watch,
 ) -> Result<Flow, Error> {
-    let solutions: Vec<Solution> =
-        evaluators.par_iter().map(|e| attempt(e, start, options, watch)).collect::<Result<_, _>>()?;
+    let solve_with = |e: &E| attempt(e, start, options, watch);
+    let mut solutions: Vec<Solution> = evaluators.par_iter().map(solve_with).collect::<Result<_, _>>()?;
+    if options.until.is_some() {
+        together(evaluators, start, options, watch, &mut solutions)?;
+    }
     let stop = combine(solutions.iter().map(|s| &s.stop));
     // An interruption finds some solves done and others hardly begun: those that are done, or else
     // those that came furthest, make the average.
@@ -231,16 +268,75 @@ pub fn average<E: Evaluator>(
     if interrupted && furthest == 0 {
         return Err(stop.error("flow"));
     }
-    let trajectories: Vec<_> = solutions
-        .iter()
-        .map(|s| s.trajectory.clone())
-        .filter(|t| !interrupted || 2 * t.times.len() > furthest)
-        .collect();
+    let trajectories: Vec<_> = match stop.event_time().filter(|_| solutions.len() > 1) {
+        Some(time) => ended_by_events(&solutions, options, time),
+        None => solutions
+            .iter()
+            .map(|s| s.trajectory.clone())
+            .filter(|t| !interrupted || 2 * t.times.len() > furthest)
+            .collect(),
+    };
     let estimate =
         Estimate::over(&trajectories).ok_or_else(|| Error::invalid("scrambles", "there must be at least one"))?;
     let mut statistics = Statistics::default();
     solutions.iter().for_each(|s| statistics += s.statistics);
     Ok(Flow { estimate, trace: Estimate::trace_over(&trajectories), stop, statistics, solutions })
+}
+
+/// Goes on with the solves that had settled before the last one did, so that all end together.
+fn together<E: Evaluator>(
+    evaluators: &[E],
+    start: &OrderParameters,
+    options: &Options,
+    watch: &dyn Watch,
+    solutions: &mut [Solution],
+) -> Result<(), Error> {
+    let time = |stop: &StopReason| match stop {
+        StopReason::Settled { time } | StopReason::NotSettled { time, .. } => Some(*time),
+        _ => None,
+    };
+    let Some(times) = solutions.iter().map(|s| time(&s.stop)).collect::<Option<Vec<f64>>>() else { return Ok(()) };
+    let end = largest(&times);
+    let mut shared: Vec<f64> = options.times.iter().copied().filter(|&t| t < end).collect();
+    shared.push(end);
+    let options = Options { times: shared, until: None, ..options.clone() };
+    let again = solutions.par_iter_mut().zip(evaluators).zip(&times).filter(|(_, time)| **time < end);
+    again
+        .map(|((solution, evaluator), _)| {
+            let before = solution.statistics;
+            *solution = attempt(evaluator, start, &options, watch)?;
+            solution.statistics += before;
+            if solution.stop == StopReason::Completed {
+                solution.stop = StopReason::Settled { time: end };
+            }
+            Ok(())
+        })
+        .collect()
+}
+
+/// The trajectories of several solves, some of which an event ended, on one grid: the requested times that all reached and,
+/// if all met an event, the state at each one's own, at their mean time.
+fn ended_by_events(solutions: &[Solution], options: &Options, time: f64) -> Vec<Trajectory> {
+    let requested = |solution: &Solution| {
+        let recorded = &solution.trajectory.times;
+        recorded.iter().zip(&options.times).take_while(|(a, b)| a == b).count()
+    };
+    let common = solutions.iter().map(requested).min().unwrap_or(0);
+    let all = solutions.iter().all(|s| s.stop.event_time().is_some());
+    let later = common == 0 || options.times[common - 1] < time;
+    solutions
+        .iter()
+        .map(|solution| {
+            let mut path = solution.trajectory.clone();
+            let last = path.rows.last().cloned();
+            path.truncate(common);
+            if let (true, true, Some(row)) = (all, later, last) {
+                path.times.push(time);
+                path.rows.push(row);
+            }
+            path
+        })
+        .collect()
 }
 
 /// One reason for several solves: the first that is not as requested; else the first event, at the
@@ -250,8 +346,10 @@ fn combine<'a>(reasons: impl Iterator<Item = &'a StopReason> + Clone) -> StopRea
         return reason.clone();
     }
     let scrambles = reasons.clone().count();
-    let event = reasons.clone().find(|r| **r != StopReason::Completed);
-    let Some(event) = event else { return StopReason::Completed };
+    let event = reasons.clone().find(|r| r.event_time().is_some());
+    let Some(event) = event.or_else(|| reasons.clone().find(|r| **r != StopReason::Completed)) else {
+        return StopReason::Completed;
+    };
     let times = reasons.filter_map(|reason| match (reason, event) {
         (StopReason::LossBelow { time, .. }, StopReason::LossBelow { .. }) => Some(*time),
         (
@@ -333,24 +431,26 @@ fn attempt<E: Evaluator>(
     recorder.record_until(0.0, |_| Ok(y0.clone()))?;
     if watch.interrupted() && recorder.trajectory.times.len() < options.times.len() {
         let spent = Statistics { evaluations: system.evaluations.get(), ..Default::default() };
-        return Ok(recorder.finish(StopReason::Interrupted { time: 0.0 }, spent));
+        return Ok(recorder.finish(StopReason::Interrupted { time: 0.0 }, spent, (0.0, y0)));
     }
     if let Some(stop) = system.event_at_start(&y0, &options.events) {
-        return Ok(recorder.finish(stop, Statistics { evaluations: system.evaluations.get(), ..Default::default() }));
+        recorder.record_end(0.0, &y0);
+        let statistics = Statistics { evaluations: system.evaluations.get(), ..Default::default() };
+        return Ok(recorder.finish(stop, statistics, (0.0, y0)));
     }
     if end == 0.0 {
-        return Ok(recorder.finish(StopReason::Completed, Statistics::default()));
+        return Ok(recorder.finish(StopReason::Completed, Statistics::default(), (0.0, y0)));
     }
-    let (stop, mut statistics) = match integrate(&system, &y0, options, &mut recorder) {
+    let (stop, mut statistics, last) = match integrate(&system, &y0, options, &mut recorder) {
         // Without numbers the solver fails, in one way or another.
         Err(_) if watch.interrupted() => {
             let time = recorder.trajectory.times.last().copied().unwrap_or(0.0);
-            (StopReason::Interrupted { time }, Statistics::default())
+            (StopReason::Interrupted { time }, Statistics::default(), (time, vec![f64::NAN; y0.len()]))
         }
         ended => ended?,
     };
     statistics.evaluations = system.evaluations.get();
-    Ok(recorder.finish(stop, statistics))
+    Ok(recorder.finish(stop, statistics, last))
 }
 
 /// The derivative of the order parameters at a point: `dm`, `dr`, `db`, and the loss there.
@@ -691,21 +791,42 @@ impl<E: Evaluator> Recorder<'_, E> {
                 break;
             }
             let y = at(next).map_err(|e| solver_error(&e))?;
-            // An interpolated state may lie outside the cone by the tolerance; it is recorded as it is.
-            let Ok((at, r)) = self.system.state.unpack_anywhere(&y) else { break };
-            let loss = self.system.evaluator.loss(&self.on_cone(&at, &r)).value();
-            // Then the loss may be none.
-            if self.watch.interrupted() {
+            if !self.push(next, &y) {
                 break;
             }
-            let b = biases(self.system.state.bias, &r, &at.b);
-            self.trajectory.rows.push(self.trajectory.shape.row(loss, &at.m, &r, &b));
-            self.trajectory.times.push(next);
         }
         let done = if self.end > 0.0 { (PROGRESS as f64 * (time / self.end).min(1.0)) as u64 } else { PROGRESS };
         self.watch.advance(done.saturating_sub(self.reported));
         self.reported = self.reported.max(done);
         Ok(())
+    }
+
+    /// Records a state; false if it is none.
+    fn push(&mut self, time: f64, y: &[f64]) -> bool {
+        // An interpolated state may lie outside the cone by the tolerance; it is recorded as it is.
+        let Ok((at, r)) = self.system.state.unpack_anywhere(y) else { return false };
+        let loss = self.system.evaluator.loss(&self.on_cone(&at, &r)).value();
+        // Then the loss may be none.
+        if self.watch.interrupted() {
+            return false;
+        }
+        let b = biases(self.system.state.bias, &r, &at.b);
+        self.trajectory.rows.push(self.trajectory.shape.row(loss, &at.m, &r, &b));
+        self.trajectory.times.push(time);
+        true
+    }
+
+    /// Records the state at which the flow ends before its last time, unless a requested time has it already.
+    fn record_end(&mut self, time: f64, y: &[f64]) {
+        if self.trajectory.times.last().is_none_or(|&last| last < time) {
+            self.push(time, y);
+        }
+    }
+
+    /// A state as coordinates; `None` if it is none.
+    fn coordinates(&self, y: &[f64]) -> Option<Coordinates> {
+        let (at, r) = self.system.state.unpack_anywhere(y).ok()?;
+        Some(self.on_cone(&at, &r))
     }
 
     fn on_cone(&self, at: &Coordinates, r: &DMatrix<f64>) -> Coordinates {
@@ -720,9 +841,10 @@ impl<E: Evaluator> Recorder<'_, E> {
         Coordinates { c, ..at.clone() }
     }
 
-    fn finish(self, stop: StopReason, statistics: Statistics) -> Solution {
+    fn finish(self, stop: StopReason, statistics: Statistics, (time, y): (f64, Vec<f64>)) -> Solution {
         self.watch.advance(PROGRESS - self.reported);
-        Solution { trajectory: self.trajectory, stop, statistics }
+        let end = self.coordinates(&y).map(|at| (time, at));
+        Solution { trajectory: self.trajectory, end, stop, statistics }
     }
 }
 
@@ -741,7 +863,7 @@ fn integrate<E: Evaluator>(
     y0: &[f64],
     options: &Options,
     recorder: &mut Recorder<'_, E>,
-) -> Result<(StopReason, Statistics), Error> {
+) -> Result<(StopReason, Statistics, (f64, Vec<f64>)), Error> {
     let rhs = |y: &[f64], _: &[f64], _: f64, dy: &mut [f64]| system.derivative(y, dy);
     // The implicit methods need J v: a forward difference about a remembered evaluation.
     let base: RefCell<(Vec<f64>, Vec<f64>)> = RefCell::new((Vec::new(), Vec::new()));
@@ -795,16 +917,22 @@ fn drive<'a, E, Eqn, S>(
     mut solver: S,
     system: &System<'_, E>,
     recorder: &mut Recorder<'_, E>,
-) -> Result<(StopReason, Statistics), Error>
+) -> Result<(StopReason, Statistics, (f64, Vec<f64>)), Error>
 where
     E: Evaluator,
     Eqn: OdeEquations<T = f64, V = NalgebraVec<f64>> + 'a,
     S: OdeSolverMethod<'a, Eqn>,
 {
-    solver.set_stop_time(recorder.end).map_err(|e| solver_error(&e))?;
+    let until = recorder.options.until;
+    let mut look = until.map_or(recorder.end, |until| until.first.min(recorder.end));
+    solver.set_stop_time(look).map_err(|e| solver_error(&e))?;
+    // Where the time was when so many steps had been taken.
+    let (mut mark, mut crawled) = (0.0, 0);
+    let progress = PROGRESSES * recorder.end.min(1.0 / unit_of_rates(system.evaluator));
     if let Some(step) = recorder.options.fixed_step {
         *solver.state_mut().h = step;
     }
+    let mut last = None;
     let stop = loop {
         let before = solver.state().t;
         if recorder.watch.interrupted() {
@@ -827,10 +955,43 @@ where
                 }
                 match reason {
                     OdeSolverStopReason::RootFound(time, index) => {
+                        let y = solver.interpolate(time).map_err(|e| solver_error(&e))?.batch_as_slice(0).to_vec();
+                        recorder.record_end(time, &y);
+                        last = Some((time, y));
                         break reached(&recorder.options.events[index], time);
                     }
-                    OdeSolverStopReason::TstopReached => break StopReason::Completed,
+                    OdeSolverStopReason::TstopReached => {
+                        let Some(until) = until else { break StopReason::Completed };
+                        let y = solver.state().y.batch_as_slice(0).to_vec();
+                        let found = recorder.coordinates(&y).map(|at| {
+                            settled(system.evaluator, &at, system.noise, look, until.tolerance, recorder.watch)
+                        });
+                        if recorder.watch.interrupted() {
+                            break StopReason::Interrupted { time: look };
+                        }
+                        let rests = found.as_ref().is_some_and(|found| found.settled);
+                        if rests || look >= recorder.end {
+                            recorder.record_end(look, &y);
+                            break match found {
+                                Some(found) if !rests => StopReason::NotSettled {
+                                    time: look,
+                                    drift: found.drift,
+                                    growth_rate: found.growth_rate,
+                                },
+                                _ => StopReason::Settled { time: look },
+                            };
+                        }
+                        look = (2.0 * look).min(recorder.end);
+                        solver.set_stop_time(look).map_err(|e| solver_error(&e))?;
+                    }
                     OdeSolverStopReason::InternalTimestep => {}
+                }
+                crawled += 1;
+                if crawled == CRAWL && recorder.options.fixed_step.is_none() {
+                    if solver.state().t - mark < progress {
+                        break StopReason::NoProgress { time: solver.state().t, steps, rejected };
+                    }
+                    (mark, crawled) = (solver.state().t, 0);
                 }
             }
             Err(DiffsolError::OdeSolverError(OdeSolverError::TooManyTimesteps { .. })) => {
@@ -852,6 +1013,7 @@ where
             }
         }
     };
+    let last = last.unwrap_or_else(|| (solver.state().t, solver.state().y.batch_as_slice(0).to_vec()));
     let statistics = solver.get_statistics();
     Ok((
         stop,
@@ -860,5 +1022,6 @@ where
             rejected: statistics.number_of_error_test_failures + statistics.number_of_nonlinear_solver_fails,
             evaluations: 0,
         },
+        last,
     ))
 }

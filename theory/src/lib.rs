@@ -10,6 +10,7 @@
 //! - [`optimum`]: the keys and biases of the lowest loss;
 //! - [`flow`]: the right-hand side and its integration, with events and typed stop reasons;
 //! - [`stability`]: growth rates at stationary points, which it finds, and what grows;
+//! - [`settled`]: whether a flow has come to its end, or to a slow passage;
 //! - [`escape`]: when a growing mode leaves, from its rate and its initial size;
 //! - [`pruning`]: what the loss becomes when trained heads are removed;
 //! - [`stages`]: plateaus, sign patterns and the order of learning, read off a trajectory.
@@ -27,5 +28,6 @@ pub mod optimum;
 pub mod pruning;
 pub mod quadrature;
 pub mod quasi_monte_carlo;
+pub mod settled;
 pub mod stability;
 pub mod stages;

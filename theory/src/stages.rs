@@ -299,7 +299,7 @@ impl Stages {
 }
 
 /// A time with about four digits.
-fn number(time: f64) -> String {
+pub(crate) fn number(time: f64) -> String {
     let digits = if time.abs() >= 100.0 {
         1
     } else if time.abs() >= 1.0 || time == 0.0 {
