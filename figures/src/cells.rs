@@ -13,7 +13,7 @@ const MISSING: RGBColor = RGBColor(212, 212, 212);
 const HATCH: RGBColor = RGBColor(140, 140, 140);
 const HATCH_GAP: f64 = 13.0;
 /// Between stripes over cells with a provisional value: wider than the hatching, and the other way.
-const STRIPE_GAP: f64 = 20.0;
+const STRIPE_GAP: f64 = 26.0;
 /// Neighbours overlap by this, so that no seam shows between them where a viewer smooths edges.
 const OVERLAP: f64 = 1.0;
 
@@ -101,7 +101,7 @@ pub fn stripe<DB: DrawingBackend>(canvas: &Canvas<'_, DB>, frame: Frame, below: 
         let difference = k as f64 * STRIPE_GAP;
         let ends = [(difference + frame.top, frame.top), (difference + frame.bottom, frame.bottom)];
         for line in clipped(&ends, frame) {
-            canvas.line(&line, Stroke { color: ink_on(below), width: 3.0, dash: Dash::Solid })?;
+            canvas.line(&line, Stroke { color: ink_on(below), width: 2.6, dash: Dash::Solid })?;
         }
     }
     Ok(())

@@ -35,7 +35,8 @@ pub fn ended(spec: &Spec, evaluators: &[Averages], flow: &Flow) -> Option<Settle
 
 /// A line on whether a flow had settled, with what to do where it ended with the time alone.
 pub fn advised(settled: Option<&Settled>, stop: &StopReason) -> String {
-    let Some(settled) = settled else { return String::new() };
+    // An event was the end that was asked for.
+    let Some(settled) = settled.filter(|_| stop.event_time().is_none()) else { return String::new() };
     let ends = !settled.settled && *stop == StopReason::Completed;
     format!("{}{}\n", settled.describe(), if ends { "; use --until settled, or a larger --tau" } else { "" })
 }
