@@ -134,8 +134,11 @@ impl Plan {
     /// Bytes that it takes at most to hold the weights and to measure every head on `tokens` tokens.
     fn memory(&self, file: &File, tokens: usize) -> f64 {
         let weights: f64 = file.tensors.values().map(|tensor| 4.0 * tensor.numbers as f64).sum();
-        // As bytes, as blocks, and as numbers of candle's.
-        let reading = |tensor: &super::Tensor| 2.0 * (tensor.end - tensor.start) as f64 + 4.0 * tensor.numbers as f64;
+        // Beside the weights themselves: bytes and blocks at once, then blocks and numbers of candle's.
+        let reading = |tensor: &super::Tensor| {
+            let (bytes, numbers) = ((tensor.end - tensor.start) as f64, 4.0 * tensor.numbers as f64);
+            bytes + bytes.max(numbers)
+        };
         let largest = headflow_model::largest_size(file.tensors.values().map(reading));
         let Settings { embedding, heads, key_value_heads, head_size, feed_forward, vocabulary, .. } = self.settings;
         let [width, heads, groups, size, hidden, vocabulary, layers] =
