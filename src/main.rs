@@ -7,6 +7,7 @@ mod progress;
 use std::process::ExitCode;
 
 use headflow::model::Error;
+use headflow::model::text::shown;
 
 fn main() -> ExitCode {
     // A panic is a bug of ours; the user gets one line all the same.
@@ -14,7 +15,7 @@ fn main() -> ExitCode {
         let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
         eprintln!(
             "headflow: internal error{place}: {}; please report it with the command line",
-            info.payload_as_str().unwrap_or("panic")
+            shown(info.payload_as_str().unwrap_or("panic"))
         );
     }));
     let matches = match cli::build().try_get_matches() {
@@ -57,9 +58,7 @@ fn main() -> ExitCode {
 
 fn fail(message: &str) -> ExitCode {
     // One line, whatever a file or an argument put into it.
-    let line: String =
-        message.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect();
-    eprintln!("headflow: {line}");
+    eprintln!("headflow: {}", shown(message));
     ExitCode::from(2)
 }
 

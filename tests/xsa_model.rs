@@ -2,11 +2,14 @@
 //! `scripts/fetch-model` fetches.
 
 mod common;
+#[path = "common/gguf.rs"]
+mod gguf;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::{headflow, printed, refused};
+use gguf::{Gguf, floats};
 use headflow::xsa::gguf::File;
 use headflow::xsa::llama::Likelihood;
 use headflow::xsa::tokenizer::Tokenizer;
@@ -220,127 +223,6 @@ fn the_program_measures_a_text() {
     assert_eq!(result["cos"], again["cos"]);
 }
 
-/// A GGUF file written by hand: metadata and tensors of a tiny llama, to be spoiled.
-#[derive(Clone)]
-struct Gguf {
-    metadata: Vec<(String, Value)>,
-    /// Name, dimensions from the innermost on, format, bytes.
-    tensors: Vec<(String, Vec<u64>, u32, Vec<u8>)>,
-}
-
-fn floats(count: u64, scale: f32) -> Vec<u8> {
-    (0..count).flat_map(|k| (scale * ((k * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0)).to_le_bytes()).collect()
-}
-
-impl Gguf {
-    /// 2 layers, width 8, 2 heads on 1 key-value head, 12 tokens, context 16.
-    fn tiny() -> Self {
-        let metadata = [
-            ("general.architecture", json!("llama")),
-            ("general.name", json!("tiny")),
-            ("llama.block_count", json!(2)),
-            ("llama.context_length", json!(16)),
-            ("llama.embedding_length", json!(8)),
-            ("llama.feed_forward_length", json!(12)),
-            ("llama.attention.head_count", json!(2)),
-            ("llama.attention.head_count_kv", json!(1)),
-            ("llama.attention.layer_norm_rms_epsilon", json!(1e-5)),
-        ];
-        let mut file =
-            Self { metadata: metadata.into_iter().map(|(k, v)| (k.to_string(), v)).collect(), tensors: Vec::new() };
-        file.add("token_embd.weight", &[8, 12], 1.0);
-        file.add("output_norm.weight", &[8], 1.0);
-        for layer in 0..2 {
-            let parts: [(&str, &[u64]); 9] = [
-                ("attn_norm", &[8]),
-                ("attn_q", &[8, 8]),
-                ("attn_k", &[8, 4]),
-                ("attn_v", &[8, 4]),
-                ("attn_output", &[8, 8]),
-                ("ffn_norm", &[8]),
-                ("ffn_gate", &[8, 12]),
-                ("ffn_up", &[8, 12]),
-                ("ffn_down", &[12, 8]),
-            ];
-            for (name, dimensions) in parts {
-                file.add(&format!("blk.{layer}.{name}.weight"), dimensions, 0.7);
-            }
-        }
-        file
-    }
-
-    fn add(&mut self, name: &str, dimensions: &[u64], scale: f32) {
-        self.tensors.push((name.into(), dimensions.to_vec(), 0, floats(dimensions.iter().product(), scale)));
-    }
-
-    fn set(mut self, key: &str, value: Value) -> Self {
-        self.metadata.retain(|(k, _)| k != key);
-        self.metadata.push((key.into(), value));
-        self
-    }
-
-    fn without(mut self, name: &str) -> Self {
-        self.tensors.retain(|(n, ..)| n != name);
-        self.metadata.retain(|(k, _)| k != name);
-        self
-    }
-
-    /// Replaces a tensor.
-    fn with(mut self, name: &str, dimensions: &[u64], format: u32, bytes: Vec<u8>) -> Self {
-        self = self.without(name);
-        self.tensors.push((name.into(), dimensions.to_vec(), format, bytes));
-        self
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        fn text(out: &mut Vec<u8>, text: &str) {
-            out.extend((text.len() as u64).to_le_bytes());
-            out.extend(text.as_bytes());
-        }
-        let mut out = b"GGUF".to_vec();
-        out.extend(3u32.to_le_bytes());
-        out.extend((self.tensors.len() as u64).to_le_bytes());
-        out.extend((self.metadata.len() as u64).to_le_bytes());
-        for (key, value) in &self.metadata {
-            text(&mut out, key);
-            match value {
-                Value::String(s) => {
-                    out.extend(8u32.to_le_bytes());
-                    text(&mut out, s);
-                }
-                Value::Array(list) => {
-                    out.extend(9u32.to_le_bytes());
-                    out.extend(8u32.to_le_bytes());
-                    out.extend((list.len() as u64).to_le_bytes());
-                    list.iter().for_each(|v| text(&mut out, v.as_str().unwrap()));
-                }
-                value if value.is_u64() => {
-                    out.extend(4u32.to_le_bytes());
-                    out.extend((value.as_u64().unwrap() as u32).to_le_bytes());
-                }
-                value => {
-                    out.extend(6u32.to_le_bytes());
-                    out.extend((value.as_f64().unwrap() as f32).to_le_bytes());
-                }
-            }
-        }
-        let mut offset = 0u64;
-        for (name, dimensions, format, bytes) in &self.tensors {
-            text(&mut out, name);
-            out.extend((dimensions.len() as u32).to_le_bytes());
-            dimensions.iter().for_each(|d| out.extend(d.to_le_bytes()));
-            out.extend(format.to_le_bytes());
-            out.extend(offset.to_le_bytes());
-            offset += (bytes.len() as u64).next_multiple_of(32);
-        }
-        for (.., bytes) in &self.tensors {
-            out.resize(out.len().next_multiple_of(32), 0);
-            out.extend(bytes);
-        }
-        out
-    }
-}
-
 /// Formats that the issue names, against their definitions in the GGUF specification.
 #[test]
 fn formats_are_read_as_specified() {
@@ -374,13 +256,29 @@ fn formats_are_read_as_specified() {
 fn a_tiny_model_is_its_equations() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
-    fs::write(&path, Gguf::tiny().bytes()).unwrap();
-    let model = Llama::read(&mut File::open(&path).unwrap(), &mut |_, _| Ok(())).unwrap();
+    let mut biased = Gguf::tiny();
+    for (name, size, scale) in [("q", 8, 0.4), ("k", 4, 0.5), ("v", 4, 0.6), ("output", 8, 0.3)] {
+        biased.add(&format!("blk.1.attn_{name}.bias"), &[size], scale);
+    }
+    let mut first = Vec::new();
+    for file in [Gguf::tiny(), biased] {
+        fs::write(&path, file.bytes()).unwrap();
+        first.push(equations(&Llama::read(&mut File::open(&path).unwrap(), &mut |_, _| Ok(())).unwrap()));
+    }
+    assert!((first[0] - first[1]).abs() > 1e-3, "the biases do something: {first:?}");
+}
+
+/// Compares the model with its equations; the likelihood of the second token.
+fn equations(model: &Llama) -> f64 {
     let tokens = [3u32, 0, 11, 7, 3];
     let likelihood = model.run(&tokens, false, &mut |_, _, _, _| Ok(())).unwrap();
 
     let apply = |w: &[f32], x: &[f64]| -> Vec<f64> {
         w.chunks(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect()
+    };
+    let biased = |mut x: Vec<f64>, bias: &Option<Vec<f32>>| {
+        x.iter_mut().zip(bias.iter().flatten()).for_each(|(x, b)| *x += f64::from(*b));
+        x
     };
     let normed = |x: &[f64], w: &[f32]| -> Vec<f64> {
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
@@ -400,10 +298,15 @@ fn a_tiny_model_is_its_equations() {
         .collect();
     for layer in &model.layers {
         let inner: Vec<Vec<f64>> = states.iter().map(|x| normed(x, &layer.attention_norm)).collect();
-        let keys: Vec<Vec<f64>> = inner.iter().enumerate().map(|(i, x)| turned(&apply(&layer.keys, x), i)).collect();
-        let values: Vec<Vec<f64>> = inner.iter().map(|x| apply(&layer.values, x)).collect();
+        let keys: Vec<Vec<f64>> = inner
+            .iter()
+            .enumerate()
+            .map(|(i, x)| turned(&biased(apply(&layer.keys, x), &layer.biases.keys), i))
+            .collect();
+        let values: Vec<Vec<f64>> =
+            inner.iter().map(|x| biased(apply(&layer.values, x), &layer.biases.values)).collect();
         for i in 0..tokens.len() {
-            let queries = turned(&apply(&layer.queries, &inner[i]), i);
+            let queries = turned(&biased(apply(&layer.queries, &inner[i]), &layer.biases.queries), i);
             let mut y = Vec::new();
             for query in queries.chunks(4) {
                 let weights: Vec<f64> = (0..=i)
@@ -412,7 +315,7 @@ fn a_tiny_model_is_its_equations() {
                 let total: f64 = weights.iter().sum();
                 y.extend((0..4).map(|k| (0..=i).map(|j| weights[j] / total * values[j][k]).sum::<f64>()));
             }
-            let attended = apply(&layer.output, &y);
+            let attended = biased(apply(&layer.output, &y), &layer.biases.output);
             states[i].iter_mut().zip(&attended).for_each(|(x, a)| *x += a);
             let inner = normed(&states[i], &layer.feed_forward_norm);
             let hidden: Vec<f64> = apply(&layer.gate, &inner)
@@ -429,6 +332,7 @@ fn a_tiny_model_is_its_equations() {
         let exact = logits.iter().map(|l| l.exp()).sum::<f64>().ln() - logits[tokens[i + 1] as usize];
         assert!((likelihood.negative_log_likelihoods[i] - exact).abs() < 1e-5, "{i}");
     }
+    likelihood.negative_log_likelihoods[0]
 }
 
 /// Every file that cannot be used: one line that says why, and nothing written.
@@ -468,8 +372,10 @@ fn files_that_cannot_be_used() {
     model(&tiny.clone().set("general.alignment", json!(0)).bytes(), "general.alignment");
     model(&tiny.clone().without("blk.1.ffn_up.weight").bytes(), "has no tensor \"blk.1.ffn_up.weight\"");
     model(&tiny.clone().without("token_embd.weight").bytes(), "has no tensor \"token_embd.weight\"");
-    let extra = tiny.clone().with("blk.0.attn_q.bias", &[8], 0, floats(8, 1.0));
-    model(&extra.bytes(), "has a tensor \"blk.0.attn_q.bias\"");
+    let extra = tiny.clone().with("blk.0.ffn_up.bias", &[12], 0, floats(12, 1.0));
+    model(&extra.bytes(), "has a tensor \"blk.0.ffn_up.bias\"");
+    let shape = tiny.clone().with("blk.0.attn_q.bias", &[4], 0, floats(4, 1.0));
+    model(&shape.bytes(), "tensor \"blk.0.attn_q.bias\" has the shape [4], but [8] is needed");
     let shape = tiny.clone().with("blk.0.attn_k.weight", &[8, 8], 0, floats(64, 1.0));
     model(&shape.bytes(), "tensor \"blk.0.attn_k.weight\" has the shape [8, 8], but [4, 8] is needed");
     for (format, name) in
@@ -483,7 +389,7 @@ fn files_that_cannot_be_used() {
     model(&tiny.clone().set("llama.block_count", json!(50_000_000)).bytes(), "20 tensors, too few for 50000000 layers");
     model(&tiny.clone().set("llama.attention.key_length", json!(2_000_000_000)).bytes(), "key_length\" is 2000000000");
     model(&tiny.clone().set("llama.rope.freq_base", json!("x")).bytes(), "no usable \"llama.rope.freq_base\"");
-    model(&tiny.clone().set("llama.rope.scaling.factor", json!(4)).bytes(), "\"llama.rope.scaling.factor\"");
+    model(&tiny.clone().set("llama.rope.scaling.factor", json!(-4)).bytes(), "\"llama.rope.scaling.factor\"");
     model(&tiny.clone().set("llama.expert_count", json!(8)).bytes(), "\"llama.expert_count\"");
     model(&tiny.clone().set("llama.rope.scaling.type", json!("yarn")).bytes(), "by \"yarn\"");
     let nan = f32::NAN.to_le_bytes().repeat(32);

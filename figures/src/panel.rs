@@ -696,6 +696,28 @@ fn broken(lines: &[String], size: f64, width: f64) -> Result<Vec<String>, Error>
     Ok(lines.concat())
 }
 
+/// The lines, cut with an ellipsis where even one word is wider than `width`.
+fn fitted(lines: Vec<String>, size: f64, width: f64) -> Result<Vec<String>, Error> {
+    let fit = |line: String| {
+        if text_width(&line, size)? <= width {
+            return Ok(line);
+        }
+        let ends: Vec<usize> = line.char_indices().map(|(end, _)| end).collect();
+        // The longest beginning that fits: widths grow with the text.
+        let (mut fits, mut too_long) = (0, ends.len());
+        while too_long - fits > 1 {
+            let middle = usize::midpoint(fits, too_long);
+            if text_width(&format!("{}…", &line[..ends[middle]]), size)? <= width {
+                fits = middle;
+            } else {
+                too_long = middle;
+            }
+        }
+        Ok(format!("{}…", &line[..ends[fits]]))
+    };
+    lines.into_iter().map(fit).collect()
+}
+
 /// Joins parts with commas, in lines that are at most `width` wide where the parts allow it.
 fn wrapped(parts: &[String], size: f64, width: f64) -> Result<Vec<String>, Error> {
     let mut lines: Vec<String> = Vec::new();
@@ -713,7 +735,7 @@ fn wrapped(parts: &[String], size: f64, width: f64) -> Result<Vec<String>, Error
     Ok(lines)
 }
 
-/// Breaks a text between words into lines that are at most `width` wide where the words allow it.
+/// Breaks a text between words into lines that are at most `width` wide; what no line can hold is cut.
 fn filled(text: &str, size: f64, width: f64) -> Result<Vec<String>, Error> {
     let mut lines: Vec<String> = Vec::new();
     // Runs of spaces stay.
@@ -727,7 +749,7 @@ fn filled(text: &str, size: f64, width: f64) -> Result<Vec<String>, Error> {
         }
         lines.push(word.into());
     }
-    Ok(lines)
+    fitted(lines, size, width)
 }
 
 /// Width of the plotting areas in a row of `count` panels.
@@ -771,7 +793,8 @@ impl Figure {
                 placed.push(line);
             }
         }
-        let title = wrapped(title, TITLE, width - 2.0 * EDGE)?;
+        let room = width - 2.0 * EDGE;
+        let title = broken(&wrapped(title, TITLE, room)?, TITLE, room)?;
         let mut figure = Self { width, title, rows, bars: Vec::new(), legend: placed };
         let margins = figure.left_margins()?;
         for row in &mut figure.rows {
@@ -1099,6 +1122,28 @@ mod tests {
         let figure = Figure::new(1600.0, &parts, Vec::new(), Vec::new()).unwrap();
         assert!(figure.title.len() > 1);
         assert_eq!(figure.title.join(" "), parts.join(", "));
+    }
+
+    #[test]
+    fn what_no_line_can_hold_is_cut() {
+        let name = "x".repeat(1000);
+        let figure = Figure::new(1600.0, &[name.clone(), "512 tokens".into()], Vec::new(), Vec::new()).unwrap();
+        assert_eq!(figure.title.len(), 2);
+        let (cut, room) = (&figure.title[0], 1600.0 - 2.0 * EDGE);
+        assert!(cut.ends_with('…') && text_width(cut, TITLE).unwrap() <= room);
+        // Not a character less than fits.
+        let longer = cut.replace('…', "x…");
+        assert!(text_width(&longer, TITLE).unwrap() > room, "{}", cut.len());
+        assert_eq!(figure.title[1], "512 tokens");
+        let legend = vec![vec![(Key::Band, name)]];
+        let figure = Figure::new(1600.0, &[], Vec::new(), legend).unwrap();
+        assert!(
+            figure
+                .legend
+                .iter()
+                .flatten()
+                .all(|(start, key, label)| { start + key.indent() + text_width(label, LABEL).unwrap() <= 1600.0 })
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use headflow_model::series::{Series, read_csv};
+use headflow_model::text::{cut, short};
 use headflow_model::{Activation, Theta};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -53,35 +54,51 @@ impl Spec {
             format!("{} attention", self.attention.name()),
             format!("L = {}", self.length),
             format!("H = {}", self.heads),
-            format!("γ = {}", self.gamma),
+            format!("γ = {}", minus(short(self.gamma))),
             format!("B = {}", self.batch),
         ]
     }
 }
 
+fn minus(number: String) -> String {
+    number.replace('-', "−")
+}
+
+/// The first entries of a list, and how many there are where some are left out.
+fn list(values: impl ExactSizeIterator<Item = String>) -> String {
+    const MOST: usize = 8;
+    let count = values.len();
+    let mut words: Vec<String> = values.take(MOST).collect();
+    if count > MOST {
+        words.push(format!("… ({count} in all)"));
+    }
+    words.join(", ")
+}
+
 fn tuple(values: &[f64]) -> String {
-    format!("({})", values.iter().map(|v| v.to_string().replace('-', "−")).collect::<Vec<_>>().join(", "))
+    format!("({})", list(values.iter().map(|v| minus(short(*v)))))
 }
 
 fn theta_in_words(theta: &Theta) -> String {
     match theta {
         Theta::Flip { nu } => {
-            let signs: Vec<_> = nu.iter().map(|v| format!("±{}", v.abs())).collect();
-            format!("flips θ = ({})", signs.join(", "))
+            format!("flips θ = ({})", list(nu.iter().map(|v| minus(format!("±{}", short(v.abs()))))))
         }
         Theta::Gaussian { mean, sd: Some(sd), .. } => {
             format!("Gaussian θ, mean {}, standard deviation {}", tuple(mean), tuple(sd))
         }
         Theta::Gaussian { mean, cov, .. } => {
-            let rows = cov.iter().flatten().map(|row| tuple(row)).collect::<Vec<_>>();
-            format!("Gaussian θ, mean {}, covariance ({})", tuple(mean), rows.join(", "))
+            let rows = cov.as_deref().unwrap_or_default().iter().map(|row| tuple(row));
+            format!("Gaussian θ, mean {}, covariance ({})", tuple(mean), list(rows))
         }
         Theta::Discrete { points, .. } if points.len() > 4 => format!("discrete θ on {} points", points.len()),
         Theta::Discrete { points, weights } => {
-            let points = points.iter().map(|point| tuple(point)).collect::<Vec<_>>();
-            format!("discrete θ on {} with weights {}", points.join(", "), tuple(weights))
+            let points = list(points.iter().map(|point| tuple(point)));
+            format!("discrete θ on {points} with weights {}", tuple(weights))
         }
-        Theta::Sphere { nu, features } => format!("θ uniform on the sphere, |θ| = {nu}, F = {features}"),
+        Theta::Sphere { nu, features } => {
+            format!("θ uniform on the sphere, |θ| = {}, F = {features}", minus(short(*nu)))
+        }
     }
 }
 
@@ -148,12 +165,24 @@ pub(crate) fn read_document(path: &Path) -> Result<(PathBuf, Value), Error> {
     let header = path.join("result.json");
     let file = File::open(&header).map_err(|e| Error::reading(&header, e))?;
     // The format first: a foreign document should not be blamed for a missing field.
-    let document: Value = serde_json::from_reader(BufReader::new(file))
+    let mut document: Value = serde_json::from_reader(BufReader::new(file))
         .map_err(|e| Error::unreadable(&header, format!("not a JSON document, or truncated: {e}")))?;
     if document.get("format").and_then(|f| f.as_str()) != Some("headflow-result") {
         return Err(Error::unreadable(&header, "not a headflow result (\"format\" is not \"headflow-result\")"));
     }
+    make_showable(&mut document);
     Ok((header, document))
+}
+
+/// Makes every text of a document fit to be drawn: whoever wrote it, it commands nothing and has an end.
+fn make_showable(value: &mut Value) {
+    const MOST: usize = 400;
+    match value {
+        Value::String(text) => *text = cut(text, MOST),
+        Value::Array(entries) => entries.iter_mut().for_each(make_showable),
+        Value::Object(fields) => fields.values_mut().for_each(make_showable),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 /// The field `name` of the document in the file `header`; `None` where it is absent or null.
@@ -412,5 +441,9 @@ mod tests {
         assert!(words(r#"{"kind":"gaussian","mean":[0],"cov":[[2]]}"#).contains("covariance ((2))"));
         assert!(words(r#"{"kind":"discrete","points":[[1],[2]],"weights":[0.5,0.5]}"#).contains("(1), (2)"));
         assert!(words(r#"{"kind":"sphere","nu":2,"features":3}"#).contains("|θ| = 2, F = 3"));
+        // Huge and tiny numbers in short form, long lists by their beginning.
+        assert_eq!(words(r#"{"kind":"flip","nu":[1e300,0.000000001234]}"#), "flips θ = (±1e300, ±1.234e−9)");
+        let many = format!(r#"{{"kind":"flip","nu":{:?}}}"#, vec![2.0; 1000]);
+        assert_eq!(words(&many), format!("flips θ = ({}… (1000 in all))", "±2, ".repeat(8)));
     }
 }

@@ -15,6 +15,7 @@ pub mod random;
 pub mod series;
 mod stop;
 mod task;
+pub mod text;
 mod theta;
 mod trajectory;
 mod watch;

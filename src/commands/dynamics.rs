@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use headflow::figures::{self, ResultFolder};
 use headflow::folder::RunFolder;
 use headflow::model::series::Series;
+use headflow::model::text::short;
 use headflow::model::{Error, OrderParameters, Theta, Watch, mean_and_error};
 use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::Engine;
@@ -327,7 +328,7 @@ fn measured(
 }
 
 fn in_words(theta: &Theta) -> String {
-    let list = |values: &[f64]| values.iter().map(f64::to_string).collect::<Vec<_>>().join(", ");
+    let list = |values: &[f64]| values.iter().map(|v| short(*v)).collect::<Vec<_>>().join(", ");
     match theta {
         Theta::Flip { nu } => format!("θ = ±({})", list(nu)),
         Theta::Gaussian { mean, sd: Some(sd), .. } => format!("θ ~ N(({}), sd ({}))", list(mean), list(sd)),

@@ -20,6 +20,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use headflow::figures;
 use headflow::folder::{RunFolder, to_text};
+use headflow::model::text::shown;
 use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory};
 use headflow::sims::ensemble::Ensemble;
 use headflow::spec::{Purpose, Spec, nearest};
@@ -273,11 +274,18 @@ fn exit_code(stop: &StopReason) -> u8 {
     }
 }
 
-/// Prints to standard output. A reader that has gone away, as in `| head`, is no error.
+/// Prints to standard output; what names out of files and arguments put into a line stays in it and commands no
+/// terminal. A reader that has gone away, as in `| head`, is no error.
 fn say(text: &str) {
-    use std::io::{ErrorKind, Write};
-    let mut out = std::io::stdout().lock();
-    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush())
+    use std::io::{BufWriter, ErrorKind, Write};
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut lines = text.split_inclusive('\n').map(|line| match line.strip_suffix('\n') {
+        Some(line) => (shown(line), "\n"),
+        None => (shown(line), ""),
+    });
+    if let Err(error) = lines
+        .try_for_each(|(line, end)| out.write_all(line.as_bytes()).and_then(|()| out.write_all(end.as_bytes())))
+        .and_then(|()| out.flush())
         && error.kind() != ErrorKind::BrokenPipe
     {
         eprintln!("headflow: standard output cannot be written: {error}");
@@ -310,7 +318,8 @@ fn illustrated(path: &Path, draw: impl FnOnce() -> Result<Vec<PathBuf>, figures:
     match draw() {
         Ok(files) => format!(", {}", names(path, &files)),
         Err(error) => {
-            eprintln!("headflow: the results are written, but their figure is not: {error}");
+            let error = error.to_string();
+            eprintln!("headflow: the results are written, but their figure is not: {}", shown(&error));
             String::new()
         }
     }

@@ -59,6 +59,7 @@ fn input(error: xsa::Error) -> Error {
         xsa::Error::Invalid { field, problem } => Error::invalid(field.replace('_', "-"), problem),
         xsa::Error::Unreadable { place, problem } => Error::unreadable(place, problem),
         xsa::Error::Interrupted => Error::interrupted("xsa"),
+        xsa::Error::TooCostly { field, needs, limit, advice } => Error::too_costly(field, needs, limit, advice),
         other => Error::unreadable("attention", other),
     }
 }
@@ -247,9 +248,13 @@ mod language_model {
     use headflow::xsa::tokenizer::Tokenizer;
     use headflow::xsa::{Llama, Measurement, Prediction};
 
+    use std::io::Read;
     use std::path::Path;
 
+    use headflow::model::text::cut;
     use ndarray::Array3;
+    use serde::Deserialize;
+    use serde_json::error::Category;
     use statrs::statistics::{Data, OrderStatistics};
 
     use super::*;
@@ -266,36 +271,89 @@ mod language_model {
     const POSITIONS: &str =
         "averages leave out position 0, which sees only itself (y = v, cosine 1); rho is over all positions";
 
-    /// Where the tokens come from.
-    fn tokens(request: &Request, file: &File) -> Result<(Vec<u32>, Value), Error> {
-        let read = |path: &str| {
-            std::fs::read_to_string(path).map_err(|e| Error::unreadable(path, format!("cannot be read as text: {e}")))
+    /// The most bytes of a text or of a list of tokens: several times what the longest contexts hold.
+    const MOST_BYTES: u64 = 1 << 24;
+    /// The most characters of a model's name in print.
+    const MOST_NAME: usize = 60;
+
+    /// The text in a file.
+    fn read(path: &str) -> Result<String, Error> {
+        let failed = |e: &dyn std::fmt::Display| Error::unreadable(path, format!("cannot be read as text: {e}"));
+        let mut bytes = Vec::new();
+        let source = std::fs::File::open(path).map_err(|e| failed(&e))?;
+        source.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(|e| failed(&e))?;
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(Error::unreadable(
+                path,
+                format!("has more than {MOST_BYTES} bytes, which no context can hold"),
+            ));
+        }
+        String::from_utf8(bytes).map_err(|e| failed(&e))
+    }
+
+    /// The token ids in a file: a list, or an object with one.
+    fn token_list(path: &str) -> Result<Vec<u32>, Error> {
+        #[derive(Deserialize)]
+        struct Document {
+            tokens: Vec<u32>,
+        }
+        let text = read(path)?;
+        let text = text.trim_start_matches('\u{feff}').trim_start();
+        let parsed = if text.starts_with('{') {
+            serde_json::from_str::<Document>(text).map(|document| document.tokens)
+        } else {
+            serde_json::from_str(text)
         };
+        parsed.map_err(|error| match error.classify() {
+            Category::Data if error.to_string().starts_with("duplicate field") => {
+                Error::unreadable(path, "has \"tokens\" twice")
+            }
+            Category::Data => {
+                Error::unreadable(path, "is not a list of token ids: [1, 2, ...], or an object whose \"tokens\" is one")
+            }
+            _ => Error::unreadable(path, format!("is not JSON: {error}")),
+        })
+    }
+
+    /// Bytes of memory that can still be had: of the machine, of the container, of the process's own limit.
+    fn available_memory() -> u64 {
+        let machine = sysinfo::System::new().map_or(u64::MAX, |mut system| {
+            system.refresh_memory();
+            let container = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+            system.available_memory().min(container)
+        });
+        // Linux alone tells of the third.
+        let field = |path: &str, name: &str| {
+            let text = std::fs::read_to_string(path).ok()?;
+            let rest = text.lines().find_map(|line| line.strip_prefix(name))?.to_string();
+            rest.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        let used = field("/proc/self/status", "VmSize:").unwrap_or(0).saturating_mul(1024);
+        let process =
+            field("/proc/self/limits", "Max address space").map_or(u64::MAX, |most| most.saturating_sub(used));
+        machine.min(process)
+    }
+
+    /// The tokens, where they come from, and what the tokenizer did.
+    fn tokens(request: &Request, file: &File) -> Result<(Vec<u32>, Value, Value), Error> {
         match (request.xsa.get("text"), request.xsa.get("tokens")) {
             (Some(path), None) => {
                 let text = read(path)?;
                 if text.is_empty() {
                     return Err(Error::unreadable(path, "is empty: there is nothing to measure"));
                 }
-                let tokens = Tokenizer::read(file).and_then(|tokenizer| tokenizer.encode(&text)).map_err(input)?;
-                Ok((tokens, json!({"text": path})))
+                let tokenizer = Tokenizer::read(file).map_err(input)?;
+                let tokens = tokenizer.encode(&text).map_err(input)?;
+                let used =
+                    json!({"pre": tokenizer.kind(), "begin_token": tokenizer.begin(), "end_token": tokenizer.end()});
+                Ok((tokens, json!({"text": path}), used))
             }
             (None, Some(path)) => {
-                let wrong = || {
-                    Error::unreadable(
-                        path,
-                        "is not a list of token ids: [1, 2, ...], or an object whose \"tokens\" is one",
-                    )
-                };
-                let content: Value = serde_json::from_str(&read(path)?)
-                    .map_err(|e| Error::unreadable(path, format!("is not JSON: {e}")))?;
-                let list = content.get("tokens").unwrap_or(&content).as_array().ok_or_else(wrong)?;
-                let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong);
-                let tokens: Vec<u32> = list.iter().map(id).collect::<Result<_, _>>()?;
+                let tokens = token_list(path)?;
                 if tokens.is_empty() {
                     return Err(Error::unreadable(path, "holds no token: there is nothing to measure"));
                 }
-                Ok((tokens, json!({"tokens": path})))
+                Ok((tokens, json!({"tokens": path}), Value::Null))
             }
             (Some(_), Some(_)) => Err(Error::invalid("tokens", "give --text or --tokens, not both")),
             (None, None) => Err(Error::invalid("text", "give --text FILE or --tokens FILE.json")),
@@ -307,20 +365,20 @@ mod language_model {
         let model = request.xsa.get("model").ok_or_else(|| Error::invalid("model", "give --model FILE.gguf"))?;
         let mut file = File::open(Path::new(model)).map_err(input)?;
         // Before the minutes that loading can take.
-        let (ids, source) = tokens(request, &file)?;
+        let (ids, source, tokenizer) = tokens(request, &file)?;
         if ids.len() < 2 {
             return Err(Error::invalid(
                 "text",
                 "is a single token: averages leave out position 0, so give at least two",
             ));
         }
+        Llama::check(&file, &ids, available_memory()).map_err(input)?;
         let mut folder = folder(request, "xsa-model")?;
         let go_on = |watch: &dyn Watch| {
             watch.advance(1);
             if watch.interrupted() { Err(xsa::Error::Interrupted) } else { Ok(()) }
         };
         let llama = Llama::read(&mut file, &mut |_, _| go_on(&Interruptible)).map_err(input)?;
-        llama.check_tokens(&ids).map_err(input)?;
         let loaded = clock.seconds();
         let progress = Progress::new("layers", 2 * llama.layers.len() as u64, false, request.quiet);
         let mut layers: Vec<Measurement> = Vec::new();
@@ -336,7 +394,7 @@ mod language_model {
         let spec = json!({"model": model, "source": source});
         let mut rest = values(&layers, &trained, &exclusive);
         let settings = &llama.settings;
-        rest["title"] = json!(format!("{name}, {} tokens", ids.len()));
+        rest["title"] = json!(format!("{}, {} tokens", cut(&name, MOST_NAME), ids.len()));
         rest["model"] = json!({
             "name": name,
             "layers": llama.layers.len(),
@@ -347,6 +405,7 @@ mod language_model {
             "context": settings.context,
         });
         rest["loading_seconds"] = json!(loaded);
+        rest["tokenizer"] = tokenizer;
         rest["token_ids"] = json!(ids);
         let result = headed("xsa measure", spec, Value::Null, &clock, rest);
         let writing = writing_result();
@@ -489,9 +548,15 @@ mod language_model {
     fn summary(result: &Value) -> String {
         let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
         let model = &result["model"];
+        let added: String = ["begin", "end"]
+            .into_iter()
+            .map(|which| (which, &result["tokenizer"][format!("{which}_token")]))
+            .filter(|(_, token)| token.is_u64())
+            .map(|(which, token)| format!(", with the {which} token {token}"))
+            .collect();
         let mut text = format!(
-            "{}: {} layers x {} heads ({} key-value heads), {} tokens; position 0 left out of averages\n",
-            model["name"].as_str().unwrap_or_default(),
+            "{}: {} layers x {} heads ({} key-value heads), {} tokens{added}; position 0 left out of averages\n",
+            cut(model["name"].as_str().unwrap_or_default(), MOST_NAME),
             model["layers"],
             model["heads"],
             model["key_value_heads"],

@@ -45,6 +45,18 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// Work that would take more than there is, refused before it begins.
+    #[error("{field}: {needs}, above the limit of {limit}; {advice}")]
+    TooCostly {
+        /// What makes it so costly.
+        field: &'static str,
+        /// What it would need, with its unit.
+        needs: String,
+        /// The limit, with its unit.
+        limit: String,
+        /// What would be cheaper.
+        advice: &'static str,
+    },
     /// The caller asked to stop.
     #[error("interrupted")]
     Interrupted,

@@ -1,71 +1,108 @@
-//! Llama models in GGUF files (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>), read and
-//! dequantised by the crate `candle-core`.
+//! Llama models in GGUF files: the header is read and checked here (`header`), the tensors are dequantised by
+//! the crate `candle-core`, and `model` makes a [`crate::Llama`] of them.
 //!
-//! A GGUF llama holds the rows of its query and key matrices in an order in which rotary pairs are the
-//! entries `2 k` and `2 k + 1` of a head ([`Pairing::Interleaved`]).
+//! A file says many things that change what a model computes. Keys and tensors that are read are known by name;
+//! any other that belongs to the model or its tokenizer is refused by name, so that nothing is ignored.
 
-use std::collections::BTreeSet;
+mod header;
+mod model;
+
+use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::BufReader;
 use std::path::Path;
 
 use candle_core::Device;
 use candle_core::quantized::GgmlDType;
-use candle_core::quantized::gguf_file::{Content, Value};
+use candle_core::quantized::gguf_file::TensorInfo;
 
+pub(crate) use self::header::quoted;
+use self::header::{Entry, Header, Value};
 use crate::error::Error;
-use crate::llama::{Layer, Llama, Settings};
-use crate::rotary::{Pairing, Rotary};
 
-/// Formats of tensors that can be read, by their names in the GGUF specification.
-const READABLE: [(GgmlDType, &str); 13] = [
-    (GgmlDType::F32, "F32"),
-    (GgmlDType::F16, "F16"),
-    (GgmlDType::BF16, "BF16"),
-    (GgmlDType::Q4_0, "Q4_0"),
-    (GgmlDType::Q4_1, "Q4_1"),
-    (GgmlDType::Q5_0, "Q5_0"),
-    (GgmlDType::Q5_1, "Q5_1"),
-    (GgmlDType::Q8_0, "Q8_0"),
-    (GgmlDType::Q2K, "Q2_K"),
-    (GgmlDType::Q3K, "Q3_K"),
-    (GgmlDType::Q4K, "Q4_K"),
-    (GgmlDType::Q5K, "Q5_K"),
-    (GgmlDType::Q6K, "Q6_K"),
+/// Formats of tensors, by their numbers and names in the GGUF specification; those that can be read with candle's
+/// own name.
+const FORMATS: [(u32, &str, Option<GgmlDType>); 42] = [
+    (0, "F32", Some(GgmlDType::F32)),
+    (1, "F16", Some(GgmlDType::F16)),
+    (30, "BF16", Some(GgmlDType::BF16)),
+    (2, "Q4_0", Some(GgmlDType::Q4_0)),
+    (3, "Q4_1", Some(GgmlDType::Q4_1)),
+    (6, "Q5_0", Some(GgmlDType::Q5_0)),
+    (7, "Q5_1", Some(GgmlDType::Q5_1)),
+    (8, "Q8_0", Some(GgmlDType::Q8_0)),
+    (10, "Q2_K", Some(GgmlDType::Q2K)),
+    (11, "Q3_K", Some(GgmlDType::Q3K)),
+    (12, "Q4_K", Some(GgmlDType::Q4K)),
+    (13, "Q5_K", Some(GgmlDType::Q5K)),
+    (14, "Q6_K", Some(GgmlDType::Q6K)),
+    (4, "Q4_2", None),
+    (5, "Q4_3", None),
+    // These two are for intermediate results.
+    (9, "Q8_1", None),
+    (15, "Q8_K", None),
+    (16, "IQ2_XXS", None),
+    (17, "IQ2_XS", None),
+    (18, "IQ3_XXS", None),
+    (19, "IQ1_S", None),
+    (20, "IQ4_NL", None),
+    (21, "IQ3_S", None),
+    (22, "IQ2_S", None),
+    (23, "IQ4_XS", None),
+    (24, "I8", None),
+    (25, "I16", None),
+    (26, "I32", None),
+    (27, "I64", None),
+    (28, "F64", None),
+    (29, "IQ1_M", None),
+    (31, "Q4_0_4_4", None),
+    (32, "Q4_0_4_8", None),
+    (33, "Q4_0_8_8", None),
+    (34, "TQ1_0", None),
+    (35, "TQ2_0", None),
+    (36, "IQ4_NL_4_4", None),
+    (37, "IQ4_NL_4_8", None),
+    (38, "IQ4_NL_8_8", None),
+    (39, "MXFP4", None),
+    (40, "NVFP4", None),
+    (41, "Q1_0", None),
 ];
 
-/// Names of formats that candle does not know, by their numbers.
-const OTHERS: [(u32, &str); 23] = [
-    (4, "Q4_2"),
-    (5, "Q4_3"),
-    (31, "Q4_0_4_4"),
-    (32, "Q4_0_4_8"),
-    (33, "Q4_0_8_8"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (20, "IQ4_NL"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (23, "IQ4_XS"),
-    (24, "I8"),
-    (25, "I16"),
-    (26, "I32"),
-    (27, "I64"),
-    (28, "F64"),
-    (29, "IQ1_M"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-    (39, "MXFP4"),
-    (40, "NVFP4"),
-];
+/// Where tensors begin is a multiple of this, unless a file says otherwise.
+const ALIGNMENT: u64 = 32;
+
+/// The version of the quantised formats that candle reads.
+const QUANTIZATION: usize = 2;
+
+/// A tensor of an open file.
+struct Tensor {
+    format: GgmlDType,
+    /// The outermost first.
+    shape: Vec<usize>,
+    /// The product of the shape.
+    numbers: u64,
+    /// Its first byte in the file.
+    start: u64,
+    /// The byte after it.
+    end: u64,
+}
+
+impl Tensor {
+    /// Whether it has the shape that is needed.
+    fn check(&self, name: &str, shape: &[usize]) -> Result<(), String> {
+        if self.shape == shape {
+            return Ok(());
+        }
+        Err(format!("tensor \"{name}\" has the shape {:?}, but {shape:?} is needed", self.shape))
+    }
+}
 
 /// An open GGUF file: its metadata and tensors.
 pub struct File {
     name: String,
     reader: BufReader<fs::File>,
-    content: Content,
+    metadata: BTreeMap<String, Value>,
+    tensors: BTreeMap<String, Tensor>,
 }
 
 /// The first line of an error of candle's, which can carry a backtrace.
@@ -77,49 +114,30 @@ impl File {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// [`Error::Unreadable`] when there is no such file, or it is not GGUF, is truncated, holds a tensor in a
-    /// format that cannot be read, or a model of another architecture than llama.
+    /// [`Error::Unreadable`] when there is no such file, or it is not little-endian GGUF of version 2 or 3, is
+    /// truncated or contradicts itself (a key or tensor twice, tensors that overlap or do not stand where they can),
+    /// is one part of several, holds a tensor in a format that cannot be read, or anything but a llama model.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let name = path.display().to_string();
         let failed = |problem: String| Error::unreadable(name.clone(), problem);
+        let described = fs::metadata(path).map_err(|e| failed(format!("cannot be opened: {e}")))?;
+        // To open a pipe would wait for its writer.
+        if !described.is_file() {
+            return Err(failed("is not a file".into()));
+        }
         let file = fs::File::open(path).map_err(|e| failed(format!("cannot be opened: {e}")))?;
         let size = file.metadata().map_err(|e| failed(format!("cannot be read: {e}")))?.len();
         let mut reader = BufReader::new(file);
-        let mut magic = [0; 4];
-        let read = reader.read_exact(&mut magic);
-        if read.is_err() || &magic != b"GGUF" {
-            return Err(failed("is not a GGUF file".into()));
+        let Header { metadata, tensors, end } = Header::read(&mut reader, size).map_err(failed)?;
+        let mut file = Self { name, reader, metadata, tensors: BTreeMap::new() };
+        file.check_kind()?;
+        let begin = file.first_tensor(end)?;
+        for entry in tensors {
+            let tensor = placed(&entry, begin, file.alignment()?, size).map_err(|problem| file.error(problem))?;
+            file.tensors.insert(entry.name, tensor);
         }
-        if zero_alignment(&mut reader).map_err(|e| failed(format!("cannot be read: {e}")))? {
-            return Err(failed("has a \"general.alignment\" of 0 in its metadata".into()));
-        }
-        reader.seek(SeekFrom::Start(0)).map_err(|e| failed(format!("cannot be read: {e}")))?;
-        let content = Content::read(&mut reader).map_err(|error| failed(header_problem(&error)))?;
-        let mut tensors: Vec<_> = content.tensor_infos.iter().collect();
-        tensors.sort_by_key(|(name, _)| *name);
-        for (tensor, info) in tensors {
-            let format = info.ggml_dtype;
-            if !READABLE.iter().any(|(readable, _)| *readable == format) {
-                // Candle knows two that are for intermediate results alone.
-                let name = if format == GgmlDType::Q8K { "Q8_K" } else { "Q8_1" };
-                return Err(failed(unsupported(name, Some(tensor))));
-            }
-            let needed = info.shape.elem_count() as u64 / format.block_size() as u64 * format.type_size() as u64;
-            let start = content.tensor_data_offset.saturating_add(info.offset);
-            if start.saturating_add(needed) > size {
-                return Err(failed(format!(
-                    "is truncated: tensor \"{tensor}\" ends at byte {}, but the file at {size}",
-                    start.saturating_add(needed)
-                )));
-            }
-        }
-        let file = Self { name, reader, content };
-        let architecture = file.required("general.architecture", file.text("general.architecture"))?;
-        if architecture != "llama" {
-            return Err(
-                file.error(format!("is a model of the architecture \"{architecture}\"; only \"llama\" can be run"))
-            );
-        }
+        file.check_overlaps()?;
+        file.check_quantization()?;
         Ok(file)
     }
 
@@ -135,61 +153,138 @@ impl File {
 
     /// A text of the metadata.
     pub fn text(&self, key: &str) -> Option<&str> {
-        self.content.metadata.get(key)?.to_string().ok().map(String::as_str)
+        if let Value::Text(text) = self.metadata.get(key)? { Some(text) } else { None }
     }
 
     /// A whole number of the metadata.
     pub fn count(&self, key: &str) -> Option<usize> {
-        match self.content.metadata.get(key)? {
-            Value::I32(v) => usize::try_from(*v).ok(),
-            Value::I64(v) => usize::try_from(*v).ok(),
-            value => value.to_u64().ok().and_then(|v| usize::try_from(v).ok()),
-        }
+        if let Value::Whole(number) = self.metadata.get(key)? { usize::try_from(*number).ok() } else { None }
     }
 
     /// A number of the metadata.
     pub fn number(&self, key: &str) -> Option<f64> {
-        match self.content.metadata.get(key)? {
-            Value::F32(v) => Some(f64::from(*v)),
-            Value::F64(v) => Some(*v),
-            _ => self.count(key).map(|v| v as f64),
+        match self.metadata.get(key)? {
+            Value::Number(number) => Some(*number),
+            Value::Whole(number) => Some(*number as f64),
+            _ => None,
         }
     }
 
     /// A truth value of the metadata.
     pub fn flag(&self, key: &str) -> Option<bool> {
-        self.content.metadata.get(key)?.to_bool().ok()
+        if let Value::Flag(flag) = self.metadata.get(key)? { Some(*flag) } else { None }
     }
 
     /// A list of texts of the metadata.
     pub fn texts(&self, key: &str) -> Option<Vec<&str>> {
-        let list = self.content.metadata.get(key)?.to_vec().ok()?;
-        list.iter().map(|v| v.to_string().ok().map(String::as_str)).collect()
+        let Value::List(list) = self.metadata.get(key)? else { return None };
+        list.iter().map(|value| if let Value::Text(text) = value { Some(text.as_str()) } else { None }).collect()
     }
 
     /// A list of whole numbers of the metadata.
     pub fn counts(&self, key: &str) -> Option<Vec<i64>> {
-        let list = self.content.metadata.get(key)?.to_vec().ok()?;
-        let number = |value: &Value| match value {
-            Value::I32(v) => Some(i64::from(*v)),
-            value => value.to_i64().ok().or_else(|| value.to_u64().ok().and_then(|v| i64::try_from(v).ok())),
-        };
+        let Value::List(list) = self.metadata.get(key)? else { return None };
+        let number = |value: &Value| if let Value::Whole(n) = value { i64::try_from(*n).ok() } else { None };
         list.iter().map(number).collect()
     }
 
-    fn required<T>(&self, key: &str, value: Option<T>) -> Result<T, Error> {
+    pub(crate) fn required<T>(&self, key: &str, value: Option<T>) -> Result<T, Error> {
         value.ok_or_else(|| self.error(format!("has no usable \"{key}\" in its metadata")))
     }
 
     /// None if the key is not there; an error if it is there and of another kind.
-    fn optional<'a, T>(&'a self, key: &str, value: impl Fn(&'a Self, &str) -> Option<T>) -> Result<Option<T>, Error> {
-        if self.content.metadata.contains_key(key) { self.required(key, value(self, key)).map(Some) } else { Ok(None) }
+    pub(crate) fn optional<'a, T>(
+        &'a self,
+        key: &str,
+        value: impl Fn(&'a Self, &str) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        if self.metadata.contains_key(key) { self.required(key, value(self, key)).map(Some) } else { Ok(None) }
     }
 
-    fn required_count(&self, key: &str) -> Result<usize, Error> {
-        let count = self.required(key, self.count(key))?;
-        // Products of sizes must not overflow.
-        if (1..1 << 31).contains(&count) { Ok(count) } else { Err(self.error(format!("\"{key}\" is {count}"))) }
+    /// Refuses keys that begin with `prefix` unless they are `known`, or `neutral` with the value that changes
+    /// nothing.
+    pub(crate) fn check_keys(&self, prefix: &str, known: &[&str], neutral: &[(&str, Neutral)]) -> Result<(), Error> {
+        for (key, value) in self.metadata.range(prefix.to_string()..) {
+            let Some(name) = key.strip_prefix(prefix) else { break };
+            let changes_nothing = |(of, at): &(&str, Neutral)| *of == name && at.is(value);
+            // An entry that ends in a dot stands for all keys below it.
+            let below = |known: &&str| known.ends_with('.') && name.starts_with(*known);
+            if !known.iter().any(|known| *known == name || below(known)) && !neutral.iter().any(changes_nothing) {
+                let value = match value {
+                    Value::Whole(number) => format!(" of {number}"),
+                    Value::Number(number) => format!(" of {number:e}"),
+                    Value::Flag(flag) => format!(" of {flag}"),
+                    Value::Text(text) => format!(" of {}", quoted(text)),
+                    Value::Bytes | Value::List(_) => String::new(),
+                };
+                return Err(self.error(format!(
+                    "has a {}{value} in its metadata, which is not supported: what it changes would be ignored",
+                    quoted(key)
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this is a whole model of a kind that can be run.
+    fn check_kind(&self) -> Result<(), Error> {
+        if let Some(parts) = self.optional("split.count", Self::count)?.filter(|parts| *parts > 1) {
+            let part =
+                self.optional("split.no", Self::count)?.map_or("one".into(), |k| format!("{}", k.saturating_add(1)));
+            return Err(self.error(format!(
+                "is part {part} of {parts}: merge the parts first, by llama.cpp's \"gguf-split --merge FIRST-PART MERGED\""
+            )));
+        }
+        let architecture = self.required("general.architecture", self.text("general.architecture"))?;
+        if architecture != "llama" {
+            return Err(self
+                .error(format!("is a model of the architecture {}; only \"llama\" can be run", quoted(architecture))));
+        }
+        match self.optional("general.type", Self::text)? {
+            None | Some("model") => Ok(()),
+            Some(kind) => Err(self.error(format!("is of the type {}, not a model", quoted(kind)))),
+        }
+    }
+
+    fn alignment(&self) -> Result<u64, Error> {
+        const KEY: &str = "general.alignment";
+        let Some(alignment) = self.optional(KEY, Self::count)? else { return Ok(ALIGNMENT) };
+        if alignment.is_power_of_two() {
+            Ok(alignment as u64)
+        } else {
+            Err(self.error(format!("has a \"{KEY}\" of {alignment} in its metadata, which is not a power of two")))
+        }
+    }
+
+    /// Where the tensors begin when the header ends at `end`.
+    fn first_tensor(&self, end: u64) -> Result<u64, Error> {
+        let alignment = self.alignment()?;
+        end.checked_next_multiple_of(alignment)
+            .ok_or_else(|| self.error(format!("has a \"general.alignment\" of {alignment} in its metadata")))
+    }
+
+    fn check_overlaps(&self) -> Result<(), Error> {
+        let mut places: Vec<_> = self.tensors.iter().map(|(name, t)| (t.start, t.end, name)).collect();
+        places.sort_unstable();
+        match places.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+            Some(pair) => Err(self.error(format!(
+                "is damaged: tensors {} and {} overlap from byte {}",
+                quoted(pair[0].2),
+                quoted(pair[1].2),
+                pair[1].0
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The formats that pack numbers into blocks had another layout before.
+    fn check_quantization(&self) -> Result<(), Error> {
+        const KEY: &str = "general.quantization_version";
+        let Some(version) = self.optional(KEY, Self::count)? else { return Ok(()) };
+        if version != QUANTIZATION && self.tensors.values().any(|tensor| tensor.format.block_size() > 1) {
+            return Err(self.error(format!("has a \"{KEY}\" of {version}; only {QUANTIZATION} can be read")));
+        }
+        Ok(())
     }
 
     /// A tensor in single precision, row by row.
@@ -197,15 +292,12 @@ impl File {
     /// # Errors
     /// [`Error::Unreadable`] when there is no such tensor, or it has another shape.
     pub fn tensor(&mut self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
-        let Some(info) = self.content.tensor_infos.get(tensor) else {
+        let Some(found) = self.tensors.get(tensor) else {
             return Err(self.error(format!("has no tensor \"{tensor}\"")));
         };
-        let found = info.shape.dims();
-        if found != shape {
-            return Err(self.error(format!("tensor \"{tensor}\" has the shape {found:?}, but {shape:?} is needed")));
-        }
-        self.content
-            .tensor(&mut self.reader, tensor, &Device::Cpu)
+        found.check(tensor, shape).map_err(|problem| self.error(problem))?;
+        TensorInfo { ggml_dtype: found.format, shape: found.shape.clone().into(), offset: 0 }
+            .read(&mut self.reader, found.start, &Device::Cpu)
             .and_then(|quantized| quantized.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>())
             .map_err(|error| {
                 Error::unreadable(self.name.clone(), format!("tensor \"{tensor}\": {}", first_line(&error)))
@@ -213,170 +305,59 @@ impl File {
     }
 }
 
-/// Whether the metadata ask for an alignment of 0, by which candle 0.11 would divide.
-fn zero_alignment(reader: &mut BufReader<fs::File>) -> std::io::Result<bool> {
-    const KEY: &[u8] = b"\x11\0\0\0\0\0\0\0general.alignment";
-    // Headers are smaller than that.
-    let mut header = Vec::new();
-    reader.take(1 << 26).read_to_end(&mut header)?;
-    let place = header.windows(KEY.len()).position(|window| window == KEY);
-    // A number of four bytes for its type, then at least one for the value.
-    let value = place.and_then(|at| header.get(at + KEY.len() + 4..at + KEY.len() + 8));
-    Ok(value.is_some_and(|value| value == [0; 4]))
+/// A value of the metadata that changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Neutral {
+    Number(f64),
+    Flag(bool),
+    Text(&'static str),
 }
 
-fn header_problem(error: &candle_core::Error) -> String {
-    let message = first_line(error);
-    if let Some(number) = message.rsplit_once("unknown dtype for tensor ").and_then(|(_, n)| n.parse::<u32>().ok()) {
-        let known = OTHERS.iter().find(|(other, _)| *other == number);
-        return unsupported(&known.map_or(format!("number {number}"), |(_, name)| (*name).to_string()), None);
-    }
-    if message.contains("fill whole buffer") || message.contains("remaining") {
-        return format!("is truncated or damaged: its header ends early ({message})");
-    }
-    format!("has a header that cannot be read: {message}")
-}
-
-fn unsupported(format: &str, tensor: Option<&str>) -> String {
-    let which = tensor.map_or("a tensor".to_string(), |tensor| format!("tensor \"{tensor}\""));
-    let readable: Vec<&str> = READABLE.iter().map(|(_, name)| *name).collect();
-    format!("{which} has the format {format}, which is not supported ({} are)", readable.join(", "))
-}
-
-impl Llama {
-    /// Reads a model; `progress` hears of every layer, with their number.
-    ///
-    /// # Errors
-    /// [`Error::Unreadable`] when metadata or tensors are missing or do not fit each other, or when there are
-    /// tensors that this architecture does not use; what `progress` returns.
-    pub fn read(file: &mut File, progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>) -> Result<Self, Error> {
-        let layers = file.required_count("llama.block_count")?;
-        // Before anything of the size of a wrong number is made.
-        if layers > file.content.tensor_infos.len() {
-            return Err(
-                file.error(format!("has {} tensors, too few for {layers} layers", file.content.tensor_infos.len()))
-            );
+impl Neutral {
+    fn is(self, value: &Value) -> bool {
+        match (self, value) {
+            (Self::Number(neutral), Value::Whole(number)) => *number as f64 == neutral,
+            (Self::Number(neutral), Value::Number(number)) => *number == neutral,
+            (Self::Flag(neutral), Value::Flag(flag)) => *flag == neutral,
+            (Self::Text(neutral), Value::Text(text)) => text == neutral,
+            _ => false,
         }
-        let mut settings = settings(file)?;
-        let names: BTreeSet<String> = names(layers).into_iter().collect();
-        // Whatever else is there would change the outcome.
-        let unknown = file.content.tensor_infos.keys().filter(|name| !names.contains(*name)).min();
-        if let Some(unknown) = unknown {
-            return Err(file.error(format!("has a tensor \"{unknown}\", which is not part of a plain llama model")));
-        }
-        if let Some(missing) = names
-            .iter()
-            .find(|name| !OPTIONAL.contains(&name.as_str()) && !file.content.tensor_infos.contains_key(*name))
-        {
-            return Err(file.error(format!("has no tensor \"{missing}\"")));
-        }
-        if file.content.tensor_infos.contains_key(FACTORS) {
-            let pairs = settings.rotary.size.unwrap_or(settings.head_size) / 2;
-            let factors = file.tensor(FACTORS, &[pairs])?;
-            settings.rotary.factors = Some(factors.into_iter().map(f64::from).collect());
-        }
-        let Settings { embedding: width, heads, key_value_heads, head_size, feed_forward, vocabulary, .. } = settings;
-        let (query_width, key_width) = (heads * head_size, key_value_heads * head_size);
-        let embedding = file.tensor("token_embd.weight", &[vocabulary, width])?;
-        let mut read = Vec::with_capacity(layers);
-        for number in 0..layers {
-            progress(number, layers)?;
-            let mut tensor = |name: &str, shape: &[usize]| file.tensor(&format!("blk.{number}.{name}.weight"), shape);
-            read.push(Layer {
-                attention_norm: tensor("attn_norm", &[width])?,
-                queries: tensor("attn_q", &[query_width, width])?,
-                keys: tensor("attn_k", &[key_width, width])?,
-                values: tensor("attn_v", &[key_width, width])?,
-                output: tensor("attn_output", &[width, query_width])?,
-                feed_forward_norm: tensor("ffn_norm", &[width])?,
-                gate: tensor("ffn_gate", &[feed_forward, width])?,
-                up: tensor("ffn_up", &[feed_forward, width])?,
-                down: tensor("ffn_down", &[width, feed_forward])?,
-            });
-        }
-        let final_norm = file.tensor("output_norm.weight", &[width])?;
-        let own_logits = file.content.tensor_infos.contains_key(LOGITS);
-        let logits = own_logits.then(|| file.tensor(LOGITS, &[vocabulary, width])).transpose()?;
-        Ok(Self { settings, embedding, layers: read, final_norm, logits })
     }
 }
 
-/// Heads of real models have some hundred numbers.
-const MOST_HEAD_SIZE: usize = 65_536;
-const LOGITS: &str = "output.weight";
-const FACTORS: &str = "rope_freqs.weight";
-/// Tensors that need not be there.
-const OPTIONAL: [&str; 2] = [LOGITS, FACTORS];
-
-/// Parts of a layer.
-const PARTS: [&str; 9] =
-    ["attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"];
-
-fn names(layers: usize) -> Vec<String> {
-    let of_layer = |layer: usize| PARTS.iter().map(move |part| format!("blk.{layer}.{part}.weight"));
-    let mut names: Vec<String> = (0..layers).flat_map(of_layer).collect();
-    names.extend(["token_embd.weight", "output_norm.weight", LOGITS, FACTORS].map(String::from));
-    names
-}
-
-fn settings(file: &File) -> Result<Settings, Error> {
-    let count = |key: &str| file.required_count(&format!("llama.{key}"));
-    let (embedding, heads) = (count("embedding_length")?, count("attention.head_count")?);
-    let key_value_heads = match file.optional("llama.attention.head_count_kv", File::count)? {
-        Some(_) => count("attention.head_count_kv")?,
-        None => heads,
+/// A tensor of the header in its place, where tensors begin at `begin` and the file ends at `size`.
+fn placed(entry: &Entry, begin: u64, alignment: u64, size: u64) -> Result<Tensor, String> {
+    let name = quoted(&entry.name);
+    let known = FORMATS.iter().find(|(number, ..)| *number == entry.format);
+    let Some(&(.., Some(format))) = known else {
+        let format = known.map_or(format!("number {}", entry.format), |(_, name, _)| (*name).to_string());
+        let readable: Vec<&str> = FORMATS.iter().filter(|f| f.2.is_some()).map(|f| f.1).collect();
+        let readable = readable.join(", ");
+        return Err(format!("tensor {name} has the format {format}, which is not supported ({readable} are)"));
     };
-    if !heads.is_multiple_of(key_value_heads) {
-        return Err(file.error(format!("{key_value_heads} key-value heads do not divide {heads} heads")));
+    let shape = &entry.shape;
+    let too_large = || format!("is damaged: tensor {name} has the shape {shape:?}, too large for any file");
+    let numbers = shape.iter().try_fold(1u64, |product, n| product.checked_mul(*n)).ok_or_else(too_large)?;
+    if numbers == 0 {
+        return Err(format!("is damaged: tensor {name} has the shape {shape:?}, so no numbers"));
     }
-    let head_size = match file.optional("llama.attention.key_length", File::count)? {
-        Some(size) if (1..=MOST_HEAD_SIZE).contains(&size) => size,
-        Some(size) => return Err(file.error(format!("\"llama.attention.key_length\" is {size}"))),
-        None if embedding.is_multiple_of(heads) => embedding / heads,
-        None => return Err(file.error(format!("an embedding of {embedding} cannot be shared by {heads} heads"))),
-    };
-    if file.optional("llama.attention.value_length", File::count)?.is_some_and(|size| size != head_size)
-        || head_size == 0
-    {
-        return Err(file.error("has keys and values of different sizes, which is not supported"));
+    let row = shape.last().copied().unwrap_or(1);
+    let block = format.block_size() as u64;
+    if !row.is_multiple_of(block) {
+        return Err(format!("is damaged: tensor {name} has rows of {row} numbers, which are no blocks of {block}"));
     }
-    for key in ["llama.rope.scaling.factor", "llama.rope.scale_linear"] {
-        if file.optional(key, File::number)?.is_some_and(|factor| factor != 0.0 && factor != 1.0) {
-            return Err(file.error(format!("has a \"{key}\", which is not supported")));
-        }
+    let bytes = (numbers / block).checked_mul(format.type_size() as u64).ok_or_else(too_large)?;
+    if !entry.offset.is_multiple_of(alignment) {
+        return Err(format!(
+            "is damaged: tensor {name} has the offset {}, which is no multiple of the alignment {alignment}",
+            entry.offset
+        ));
     }
-    for key in ["llama.expert_count", "llama.attention.sliding_window"] {
-        if file.optional(key, File::count)?.is_some_and(|count| count > 0) {
-            return Err(file.error(format!("has a \"{key}\", which is not part of a plain llama model")));
-        }
+    let start = begin.saturating_add(entry.offset);
+    let end = start.saturating_add(bytes);
+    if end > size {
+        return Err(format!("is truncated: tensor {name} ends at byte {end}, but the file at {size}"));
     }
-    let scaling = file.optional("llama.rope.scaling.type", |file, key| file.text(key))?.unwrap_or("none");
-    if scaling != "none" {
-        return Err(file.error(format!("scales rotary embeddings by \"{scaling}\", which is not supported")));
-    }
-    let rotary = Rotary {
-        base: file.optional("llama.rope.freq_base", File::number)?.unwrap_or(10_000.0),
-        size: Some(file.optional("llama.rope.dimension_count", File::count)?.unwrap_or(head_size)),
-        pairing: Pairing::Interleaved,
-        factors: None,
-    };
-    // Refused here rather than in the middle of a run.
-    rotary.turns::<f32>(1, head_size).map_err(|error| file.error(error))?;
-    let epsilon = "llama.attention.layer_norm_rms_epsilon";
-    let vocabulary = match file.content.tensor_infos.get("token_embd.weight").map(|info| info.shape.dims()) {
-        Some(&[vocabulary, _]) if (1..1 << 31).contains(&vocabulary) => vocabulary,
-        Some(_) => return Err(file.error("tensor \"token_embd.weight\" is not a matrix")),
-        None => return Err(file.error("has no tensor \"token_embd.weight\"")),
-    };
-    Ok(Settings {
-        embedding,
-        heads,
-        key_value_heads,
-        head_size,
-        feed_forward: count("feed_forward_length")?,
-        vocabulary,
-        context: count("context_length")?,
-        rotary,
-        epsilon: file.required(epsilon, file.number(epsilon).filter(|e| e.is_finite() && *e >= 0.0))?,
-    })
+    let shape = shape.iter().map(|n| usize::try_from(*n).map_err(|_| too_large())).collect::<Result<_, _>>()?;
+    Ok(Tensor { format, shape, numbers, start, end })
 }

@@ -7,7 +7,8 @@
 //! logits = W n(x_last),
 //! ```
 //!
-//! with rotary queries and keys, causal attention of grouped heads, and `1 / sqrt(head_size)` as scale.
+//! with rotary queries and keys, causal attention of grouped heads, and `1 / sqrt(head_size)` as scale. The four
+//! maps of attention may have biases, `W x + b`.
 //! Matrices are held `outputs x inputs`, row by row.
 
 use rayon::prelude::*;
@@ -19,7 +20,7 @@ use crate::real::Real;
 use crate::rotary::Rotary;
 
 /// Tokens whose logits are held at once.
-const TOKENS_AT_ONCE: usize = 64;
+pub(crate) const TOKENS_AT_ONCE: usize = 64;
 
 /// The sizes of a model and its constants.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +45,32 @@ pub struct Settings {
     pub epsilon: f64,
 }
 
+impl Settings {
+    /// Whether a model can run over `tokens`.
+    pub(crate) fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
+        let Self { vocabulary, context, .. } = *self;
+        if tokens.is_empty() {
+            return Err(Error::invalid("tokens", "there is none: give a text or ids"));
+        }
+        if let Some((at, id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocabulary) {
+            return Err(Error::invalid(
+                "tokens",
+                format!(
+                    "id {id} at position {at} is out of range: the vocabulary has {vocabulary} tokens, 0 to {}",
+                    vocabulary - 1
+                ),
+            ));
+        }
+        if tokens.len() > context {
+            return Err(Error::invalid(
+                "tokens",
+                format!("{} are more than the model's context of {context}: give a shorter text", tokens.len()),
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// The weights of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
@@ -57,6 +84,8 @@ pub struct Layer {
     pub values: Vec<f32>,
     /// `embedding x heads head_size`.
     pub output: Vec<f32>,
+    /// Biases of the four matrices above.
+    pub biases: Biases,
     /// `embedding`.
     pub feed_forward_norm: Vec<f32>,
     /// `feed_forward x embedding`.
@@ -65,6 +94,19 @@ pub struct Layer {
     pub up: Vec<f32>,
     /// `embedding x feed_forward`.
     pub down: Vec<f32>,
+}
+
+/// The biases of a layer's attention; most models have none.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Biases {
+    /// `heads head_size`.
+    pub queries: Option<Vec<f32>>,
+    /// `key_value_heads head_size`.
+    pub keys: Option<Vec<f32>>,
+    /// `key_value_heads head_size`.
+    pub values: Option<Vec<f32>>,
+    /// `embedding`.
+    pub output: Option<Vec<f32>>,
 }
 
 /// A model.
@@ -131,15 +173,19 @@ impl Llama {
         }
         for (number, layer) in self.layers.iter().enumerate() {
             let normed = self.normed(&states, &layer.attention_norm);
-            let (queries, keys, values) = (
-                linear(&normed, &layer.queries, width),
-                linear(&normed, &layer.keys, width),
-                linear(&normed, &layer.values, width),
-            );
+            let map = |weights: &[f32], bias: &Option<Vec<f32>>| {
+                let mut mapped = linear(&normed, weights, width);
+                add_bias(&mut mapped, bias);
+                mapped
+            };
+            let Biases { queries, keys, values, output } = &layer.biases;
+            let (queries, keys, values) =
+                (map(&layer.queries, queries), map(&layer.keys, keys), map(&layer.values, values));
             let inputs = Inputs { queries: &queries, keys: &keys, values: &values, sinks: Sinks::default() };
             let attended = attention.forward(&shape, &inputs).map_err(|error| error.in_layer(number))?;
             observer(number, &attention, &shape, &inputs).map_err(|error| error.in_layer(number))?;
             add_linear(&mut states, &attended.outputs, &layer.output, settings.heads * settings.head_size);
+            add_bias(&mut states, output);
             let normed = self.normed(&states, &layer.feed_forward_norm);
             let mut hidden = linear(&normed, &layer.gate, width);
             let up = linear(&normed, &layer.up, width);
@@ -154,26 +200,7 @@ impl Llama {
     /// # Errors
     /// As [`Llama::run`].
     pub fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
-        let Settings { vocabulary, context, .. } = self.settings;
-        if tokens.is_empty() {
-            return Err(Error::invalid("tokens", "there is none: give a text or ids"));
-        }
-        if let Some((at, id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocabulary) {
-            return Err(Error::invalid(
-                "tokens",
-                format!(
-                    "id {id} at position {at} is out of range: the vocabulary has {vocabulary} tokens, 0 to {}",
-                    vocabulary - 1
-                ),
-            ));
-        }
-        if tokens.len() > context {
-            return Err(Error::invalid(
-                "tokens",
-                format!("{} are more than the model's context of {context}: give a shorter text", tokens.len()),
-            ));
-        }
-        Ok(())
+        self.settings.check_tokens(tokens)
     }
 
     fn normed(&self, states: &[f32], weights: &[f32]) -> Vec<f32> {
@@ -224,6 +251,13 @@ fn linear(x: &[f32], weights: &[f32], inputs: usize) -> Vec<f32> {
 /// `to += x W^T`.
 fn add_linear(to: &mut [f32], x: &[f32], weights: &[f32], inputs: usize) {
     multiply_weights(to, x, weights, inputs, true);
+}
+
+/// `x + b`, for every row.
+fn add_bias(x: &mut [f32], bias: &Option<Vec<f32>>) {
+    if let Some(bias) = bias {
+        x.par_chunks_mut(bias.len()).for_each(|row| row.iter_mut().zip(bias).for_each(|(x, b)| *x += b));
+    }
 }
 
 fn multiply_weights(to: &mut [f32], x: &[f32], weights: &[f32], inputs: usize, add: bool) {
