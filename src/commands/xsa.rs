@@ -5,6 +5,7 @@ use headflow::figures;
 use headflow::folder::RunFolder;
 use headflow::model::{Error, Watch};
 use headflow::phase::{Axis, parse_range};
+use headflow::spec::count;
 use headflow::xsa;
 use headflow::xsa::synthetic::Synthetic;
 use serde_json::{Value, json};
@@ -30,12 +31,6 @@ pub fn run(request: &Request) -> Result<u8, Error> {
 /// Draws a result that exists; `xsa-bias` can also be computed.
 pub fn figure(request: &Request) -> Result<u8, Error> {
     let name = request.figure.as_deref().unwrap_or_default();
-    if let Some(given) = request.fields.keys().next() {
-        return Err(Error::invalid(given, format!("has no effect on {name}; leave it out")));
-    }
-    if request.resume.is_some() {
-        return Err(Error::invalid("resume", format!("{name} is not resumable; leave it out")));
-    }
     let Some(from) = &request.from else {
         if name == "xsa-bias" {
             return bias(request);
@@ -65,8 +60,8 @@ fn input(error: xsa::Error) -> Error {
 
 fn whole(request: &Request, name: &str, default: usize, from: usize, to: usize) -> Result<usize, Error> {
     let Some(text) = request.xsa.get(name) else { return Ok(default) };
-    match text.parse() {
-        Ok(value) if (from..=to).contains(&value) => Ok(value),
+    match count(text).and_then(|value| usize::try_from(value).ok()) {
+        Some(value) if (from..=to).contains(&value) => Ok(value),
         _ => {
             Err(Error::invalid(name.replace('_', "-"), format!("\"{text}\" is not a whole number from {from} to {to}")))
         }
@@ -96,8 +91,8 @@ struct BiasMaps {
 impl BiasMaps {
     fn parse(request: &Request) -> Result<Self, Error> {
         let lengths = request.xsa.get("lengths").map_or("16,128,1024", String::as_str);
-        let length = |text: &str| match text.trim().parse() {
-            Ok(length) if (2..=16_384).contains(&length) => Ok(length),
+        let length = |text: &str| match count(text).and_then(|length| usize::try_from(length).ok()) {
+            Some(length) if (2..=16_384).contains(&length) => Ok(length),
             _ => Err(Error::invalid("lengths", format!("\"{text}\" is not a whole number from 2 to 16384"))),
         };
         let seed = request.xsa.get("seed").map_or("0", String::as_str);
@@ -117,7 +112,7 @@ impl BiasMaps {
                     spread: spread.parse().ok().filter(|s| (0.0..=10.0).contains(s)).ok_or_else(|| {
                         Error::invalid("spread", format!("\"{spread}\" is not a number from 0 to 10"))
                     })?,
-                    seed: seed.parse().map_err(|_| {
+                    seed: count(seed).ok_or_else(|| {
                         Error::invalid("seed", format!("\"{seed}\" is not a whole number from 0 to 2^64 - 1"))
                     })?,
                 },
@@ -242,6 +237,7 @@ use self::language_model::measure;
 
 #[cfg(feature = "gguf")]
 mod language_model {
+    use headflow::json;
     use headflow::xsa::bias::{attended_rho, compare};
     use headflow::xsa::gguf::File;
     use headflow::xsa::llama::Likelihood;
@@ -288,8 +284,8 @@ mod language_model {
                         "is not a list of token ids: [1, 2, ...], or an object whose \"tokens\" is one",
                     )
                 };
-                let content: Value = serde_json::from_str(&read(path)?)
-                    .map_err(|e| Error::unreadable(path, format!("is not JSON: {e}")))?;
+                let content: Value =
+                    json::parse(&read(path)?).map_err(|e| Error::unreadable(path, format!("is not JSON: {e}")))?;
                 let list = content.get("tokens").unwrap_or(&content).as_array().ok_or_else(wrong)?;
                 let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong);
                 let tokens: Vec<u32> = list.iter().map(id).collect::<Result<_, _>>()?;
