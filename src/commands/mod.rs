@@ -387,3 +387,47 @@ fn last_state(values: &Trajectory, errors: Option<&Trajectory>) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli;
+
+    /// The words of a line as a shell splits them; enough for the examples.
+    fn words(line: &str) -> Vec<String> {
+        let mut all = vec![String::new()];
+        let mut quoted = false;
+        for c in line.chars() {
+            match c {
+                '"' => quoted = !quoted,
+                ' ' if !quoted => all.push(String::new()),
+                c => all.last_mut().unwrap().push(c),
+            }
+        }
+        all.into_iter().filter(|word| !word.is_empty()).collect()
+    }
+
+    /// No example of the help is refused.
+    #[test]
+    fn examples_of_the_help_are_accepted() {
+        let build = cli::build();
+        let helps = build.get_subcommands().chain([&build]).filter_map(|c| c.get_after_help().map(ToString::to_string));
+        let mut seen = 0;
+        for help in helps {
+            // A description stands apart from its command.
+            let lines = help.lines().map(|line| line.trim().split("   ").next().unwrap_or_default());
+            for line in lines.filter(|line| line.starts_with("headflow ")) {
+                let line = line.split(" > ").next().unwrap_or_default();
+                let matches = cli::build().try_get_matches_from(words(line)).unwrap_or_else(|e| panic!("{line}: {e}"));
+                if ["--spec ", "--from ", "--resume ", " doctor", " xsa "].iter().any(|other| line.contains(other)) {
+                    continue;
+                }
+                let request = cli::request(&matches).unwrap_or_else(|e| panic!("{line}: {e}"));
+                let request = Request { print_spec: true, ..request };
+                assert_eq!(run(&request).unwrap_or_else(|e| panic!("{line}: {e}")), 0);
+                seen += 1;
+            }
+        }
+        assert!(seen > 40, "{seen}");
+    }
+}

@@ -191,7 +191,8 @@ fn compute_and_draw(
         End::Done(cells) => split(panels, &cells),
         End::Interrupted => {
             eprintln!(
-                "headflow: interrupted; to go on, give the same command line with --resume {}",
+                "headflow: interrupted; to go on: headflow {} --resume {}",
+                if command == "figure" { format!("figure {name}") } else { command.to_string() },
                 folder.path().display()
             );
             return Ok(130);
