@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use headflow::model::Error;
 use headflow::phase::Quantity;
-use headflow::spec::{FIELDS, Spec, overlay, parse_flag};
+use headflow::spec::{FIELDS, Field, Purpose, Reader, Spec, commands, count, overlay, parse_flag};
 use serde_json::{Map, Value};
 
 const ABOUT: &str = "Attention heads that specialise: theory meets simulation";
@@ -111,21 +111,26 @@ pub const FIGURES: [&str; 13] = [
     "xsa-model",
 ];
 
-fn spec_flags() -> Vec<Arg> {
+/// The flags of a spec, those that `reader` never reads last; a figure's all alike.
+fn spec_flags(reader: Option<Purpose>) -> Vec<Arg> {
+    let may_read = |field: &&Field| reader.is_none_or(|purpose| Reader::from(purpose).may_read(field));
     let file = Arg::new("spec").long("spec").value_name("FILE").help("Read a spec from a JSON file; flags override it");
     let print = Arg::new("print_spec")
         .long("print-spec")
         .action(ArgAction::SetTrue)
         .help("Print the spec that this command line means, and stop");
-    let fields = FIELDS.iter().map(|field| {
+    let flag = |field: &Field| {
         Arg::new(field.name)
             .long(field.name.replace('_', "-"))
             .value_name(field.name.to_uppercase())
-            .help(field.help)
-            .help_heading(field.group)
             .allow_hyphen_values(true)
-    });
-    [file, print].into_iter().chain(fields).collect()
+    };
+    let read = FIELDS.iter().filter(may_read).map(|field| flag(field).help(field.help).help_heading(field.group));
+    let unread = FIELDS
+        .iter()
+        .filter(|field| !may_read(field))
+        .map(|field| flag(field).help(format!("Read by {}", commands(field).join(", "))).help_heading("Refused here"));
+    [file, print].into_iter().chain(read).chain(unread).collect()
 }
 
 fn run_flags() -> [Arg; 2] {
@@ -172,7 +177,7 @@ pub fn build() -> Command {
                  headflow compare --engine overlap --dimensions 10000,100000 --tau 20\n  \
                  headflow compare --attention softmax1 --gamma 0.5 --tau 100",
             )
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Compare)))
             .args(run_flags()),
         )
         .subcommand(
@@ -184,7 +189,7 @@ pub fn build() -> Command {
                 "Examples:\n  headflow flow --gamma 0 --theta flip:3,2 --tau 60\n  headflow flow --times 0,10,20,40 --json\n  \
                  headflow flow --stop-loss 0.7\n  headflow flow --stop-alignment 0,1,0.5",
             )
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Flow)))
             .args(run_flags()),
         )
         .subcommand(
@@ -205,7 +210,7 @@ pub fn build() -> Command {
                     .value_name("FOLDER")
                     .help("Go on with the interrupted run in this folder (engine overlap)"),
             )
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Simulate)))
             .args(run_flags()),
         )
         .subcommand(
@@ -223,7 +228,7 @@ pub fn build() -> Command {
                  headflow stability --at plateaus --gamma 0 --key-scale 0.1 --theta flip:1.8,1.5\n  \
                  headflow stability --theta flip:2 --heads 2 --length 5 --m \"0;0\" --r \"0,0;0,0\"",
             )
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Stability)))
             .args(run_flags()),
         )
         .subcommand(
@@ -238,7 +243,7 @@ pub fn build() -> Command {
                  headflow stages --from results/compare",
             )
             .arg(Arg::new("from").long("from").value_name("FOLDER").help("Read the trajectories in this result folder"))
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Stages)))
             .args(run_flags()),
         )
         .subcommand(
@@ -246,9 +251,10 @@ pub fn build() -> Command {
                 "phase",
                 "A number over two parameters: a phase diagram",
                 "--x and --y are any two numeric fields of a spec, as FIELD=FROM:TO:COUNT, FIELD=log:FROM:TO:COUNT or \
-                 FIELD=V1,V2,...; theta.nu sets every entry of nu, theta.nu[1] its second, theta.scale multiplies all of theta. \
-                 Cells are computed in parallel, kept in checkpoint.json every few seconds and when interrupted; the same command \
-                 line with --resume FOLDER goes on and gives the same numbers. Failed cells are left blank and listed.",
+                 FIELD=V1,V2,... (drawn logarithmically where its logarithms are evenly spaced); theta.nu sets every entry of nu, theta.nu[1] its second, theta.scale multiplies all of theta. \
+                 Whichever axis they are on, the whole part is set before its entry, and the scale multiplies what both have set.\n\
+                 Cells are computed in parallel, kept in checkpoint.json every few seconds and when interrupted; headflow phase \
+                 --resume FOLDER, without more, goes on and gives the same numbers. Failed cells are left blank and listed.",
                 "Examples:\n  headflow phase --x theta.nu=0.5:4:20 --y length=log:4:1e6:12 --heads 2 --theta flip:1\n  \
                  headflow phase --quantity regret --x theta.scale=0.5:2:10 --y heads=1:4:4 --attention softmax1\n  \
                  headflow phase --quantity bayes-risk --x theta.mean=0:3:30 --y theta.sd=0:3:30 --theta gaussian:mean=0:sd=1\n  \
@@ -261,7 +267,7 @@ pub fn build() -> Command {
                 Quantity::ALL.map(Quantity::name).join(" | ")
             )))
             .arg(Arg::new("resume").long("resume").value_name("FOLDER").help("Go on with the unfinished diagram in this folder"))
-            .args(spec_flags())
+            .args(spec_flags(None))
             .args(run_flags()),
         )
         .subcommand(
@@ -281,7 +287,7 @@ pub fn build() -> Command {
                  headflow prune --engine direct --dimension 300 --initial random --heads 8 --theta flip:2,2 --replicas 20\n  \
                  headflow prune --theta flip:2 --m \"1.5;-1.2;1.4\" --prune-tolerances 0.001,0.01 --json",
             )
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Prune)))
             .args(run_flags()),
         )
         .subcommand(
@@ -294,7 +300,7 @@ pub fn build() -> Command {
                  headflow loss --theta flip:8 --length 1000000000 --m \"7.5;-7.5\" --attention softmax1 --b=-28,-28 --tolerance 1e-11\n  \
                  headflow loss --theta flip:2 --m \"1.5;-1.2\" --evaluator qmc\n  headflow loss --spec point.json --json",
             )
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Loss)))
             .args(run_flags()),
         )
         .subcommand(
@@ -308,7 +314,7 @@ pub fn build() -> Command {
                  headflow bayes --theta gaussian:mean=1,0:sd=0.5,2 --length 1000000 --json\n  \
                  headflow bayes --theta sphere:nu=4:features=5 --tolerance 1e-12",
             )
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Bayes)))
             .args(run_flags()),
         )
         .subcommand(
@@ -322,7 +328,7 @@ pub fn build() -> Command {
                  headflow optimum --attention bayes-softmax --heads 4 --theta flip:1.8,1.5\n  \
                  headflow optimum --attention softmax1 --heads 2 --theta flip:5 --length 100000 --starts 6 --json",
             )
-            .args(spec_flags())
+            .args(spec_flags(Some(Purpose::Optimum)))
             .args(run_flags()),
         )
         .subcommand(
@@ -403,7 +409,7 @@ pub fn build() -> Command {
             .arg(Arg::new("figure").value_name("NAME").required(true).help(FIGURES.join(" | ")))
             .arg(Arg::new("from").long("from").value_name("FOLDER").help("Draw from the results in this folder"))
             .arg(Arg::new("resume").long("resume").value_name("FOLDER").help("Go on with the unfinished diagram in this folder"))
-            .args(spec_flags())
+            .args(spec_flags(None))
             .args(run_flags()),
         )
         .subcommand(command(
@@ -440,15 +446,17 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
             flags.insert(field.name.into(), parse_flag(field, &value)?);
         }
     }
-    overlay(&mut fields, flags);
+    let reader = crate::commands::reader(&command, text("figure").as_deref(), text("quantity").as_deref())?;
+    // Where nobody reads them, all are refused.
+    overlay(&mut fields, flags, reader.map_or(Purpose::Flow, |reader| reader.purpose));
     for name in ["out", "from", "resume", "model", "text", "tokens"] {
         if text(name).is_some_and(|path| path.is_empty()) {
             return Err(Error::invalid(name, "the name is empty"));
         }
     }
     let threads = text("threads")
-        .map(|t| match t.parse() {
-            Ok(n) if (1..=MAX_THREADS).contains(&n) => Ok(n),
+        .map(|t| match count(&t).and_then(|n| usize::try_from(n).ok()) {
+            Some(n) if (1..=MAX_THREADS).contains(&n) => Ok(n),
             _ => Err(Error::invalid("threads", format!("\"{t}\" is not a whole number from 1 to {MAX_THREADS}"))),
         })
         .transpose()?;

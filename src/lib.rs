@@ -27,7 +27,9 @@ pub use headflow_xsa as xsa;
 
 pub mod agreement;
 pub mod folder;
+pub mod json;
 pub mod phase;
+mod reading;
 pub mod spec;
 
 /// The version of this package.

@@ -1,14 +1,15 @@
 //! Phase diagrams: one number over two parameters of a spec.
 //!
 //! A parameter is a numeric field (`length`, `heads`, `gamma`, ...), a part of theta (`theta.nu` sets all entries of
-//! `nu`, `theta.nu[1]` one of them), or `theta.scale`, which multiplies all of theta.
+//! `nu`, `theta.nu[1]` one of them), or `theta.scale`, which multiplies all of theta. Whichever axis they are on, the
+//! general is set before the part, and the scale multiplies what both have set. An axis that changes nothing is refused.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use headflow_model::{Error, Watch};
+use headflow_model::{Error, Watch, largest, smallest};
 use headflow_theory::bayes::best_bayes_risk;
 use headflow_theory::evaluators::Averages;
 use headflow_theory::flow::average;
@@ -21,7 +22,7 @@ use headflow_theory::stages::stages;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::spec::{FIELDS, Kind as FieldKind, Purpose, Spec, nearest};
+use crate::spec::{FIELDS, Field, Kind as FieldKind, Purpose, Reader, Spec, count, nearest, overlay};
 
 /// What is drawn over the two parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,13 +94,7 @@ impl Quantity {
 
     /// What a cell's spec is completed for.
     pub fn purpose(self) -> Purpose {
-        match self {
-            Self::BayesRisk => Purpose::Bayes,
-            Self::OptimalLoss | Self::Regret => Purpose::Phase,
-            Self::FlowLoss => Purpose::Flow,
-            Self::SpecialisedHeads | Self::Stages => Purpose::Stages,
-            Self::GrowthRate => Purpose::Stability,
-        }
+        Purpose::Phase(self)
     }
 
     /// The quantity of that name.
@@ -139,8 +134,15 @@ const PARTS_OF_THETA: [&str; 5] = ["theta.scale", "theta.nu", "theta.sd", "theta
 /// Most values of an axis.
 const MAX_VALUES: usize = 10_000;
 
+/// Most cells of a diagram: each is looked at before any is computed.
+const MAX_CELLS: usize = 100_000;
+
+/// How unequal steps may be that count as even: `1, 3, 10` are even steps of the logarithm, to one digit.
+const EVEN: f64 = 1.1;
+
 /// Reads `FROM:TO:COUNT`, `log:FROM:TO:COUNT` or `V1,V2,...`: at least two increasing values (rounded if `whole`),
-/// and whether they are spaced logarithmically. `side` names the range in errors.
+/// and whether they are spaced logarithmically; a list is when its logarithms are evenly spaced, to the digit that
+/// `1,3,10` are, and its values are not. `side` names the range in errors.
 ///
 /// # Errors
 /// One line that says what is wrong and what would be right.
@@ -161,10 +163,9 @@ pub fn parse_range(side: &str, range: &str, whole: bool) -> Result<(Vec<f64>, bo
             return Err(wrong(format!("\"{range}\" is not FROM:TO:COUNT")));
         };
         let (from, to) = (number(from)?, number(to)?);
-        let count: usize = count
-            .trim()
-            .parse()
-            .map_err(|_| wrong(format!("the number of values \"{}\" is not a whole number", count.trim())))?;
+        let count = crate::spec::count(count)
+            .and_then(|count| usize::try_from(count).ok())
+            .ok_or_else(|| wrong(format!("the number of values \"{}\" is not a whole number", count.trim())))?;
         if from > to {
             return Err(wrong(format!("the range goes from {from} down to {to}: give the smaller end first")));
         }
@@ -199,7 +200,17 @@ pub fn parse_range(side: &str, range: &str, whole: bool) -> Result<(Vec<f64>, bo
         range.split(',').map(number).collect::<Result<_, _>>()?
     };
     check_values(side, &values)?;
+    let log = log || !range.contains(':') && is_logarithmic(&values);
     Ok((values, log))
+}
+
+/// Whether increasing values step evenly in their logarithms, and not in themselves.
+fn is_logarithmic(values: &[f64]) -> bool {
+    let uneven = |of: fn(f64) -> f64| {
+        let steps = || values.windows(2).map(move |pair| of(pair[1]) - of(pair[0]));
+        largest(steps()) / smallest(steps())
+    };
+    values.len() > 2 && values[0] > 0.0 && uneven(f64::ln) <= EVEN && uneven(|v| v) > EVEN
 }
 
 fn check_values(side: &str, values: &[f64]) -> Result<(), Error> {
@@ -224,6 +235,11 @@ impl Axis {
         };
         let field = field.trim().replace('-', "_");
         check_parameter(side, &field)?;
+        // One name for each parameter.
+        let field = match (field.split_once('['), index(&field)) {
+            (Some((root, _)), Some(index)) => format!("{root}[{index}]"),
+            _ => field,
+        };
         let (values, log) = parse_range(side, range, is_whole(&field))?;
         let axis = Self { field, values, log };
         axis.validate(side)?;
@@ -237,7 +253,8 @@ impl Axis {
     pub fn validate(&self, side: &str) -> Result<(), Error> {
         check_parameter(side, &self.field)?;
         check_values(side, &self.values)?;
-        if let Some(v) = self.values.iter().find(|v| is_whole(&self.field) && (v.fract() != 0.0 || **v < 0.0)) {
+        // In the text of a float, every exact whole number is a count.
+        if let Some(v) = self.values.iter().find(|v| is_whole(&self.field) && count(&v.to_string()).is_none()) {
             return Err(Error::invalid(side, format!("{} is a whole number, got {v}", self.field)));
         }
         Ok(())
@@ -357,6 +374,167 @@ fn scale(value: &mut Value, factor: f64) {
             }
         }
     }
+}
+
+/// The order in which parameters are set: theta's whole parts, then their entries, then its scale; other fields at any time.
+fn rank(field: &str) -> u8 {
+    match field {
+        "theta.scale" => 2,
+        field if field.contains('[') => 1,
+        _ => 0,
+    }
+}
+
+/// The spec of one cell: fields with parameters set, the general before the part, completed for a quantity. Fields
+/// that the quantity does not read are dropped.
+///
+/// # Errors
+/// As [`set`] and [`Spec::complete`].
+pub fn cell(fields: &Map<String, Value>, quantity: Quantity, values: &[(&str, f64)]) -> Result<Spec, Error> {
+    let mut fields = fields.clone();
+    let mut values = values.to_vec();
+    values.sort_by_key(|(field, _)| rank(field));
+    for (field, value) in values {
+        set(&mut fields, field, value)?;
+    }
+    Spec::recorded(&fields, quantity.purpose())
+}
+
+/// A phase diagram: a quantity over two parameters, and the other fields that were given.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Diagram {
+    /// What is drawn.
+    pub quantity: Quantity,
+    /// The parameter across.
+    pub x: Axis,
+    /// The parameter upwards.
+    pub y: Axis,
+    /// Fields of a spec.
+    pub fields: Map<String, Value>,
+}
+
+impl Diagram {
+    /// The spec of a cell.
+    ///
+    /// # Errors
+    /// As [`cell`].
+    pub fn cell(&self, i: usize, j: usize) -> Result<Spec, Error> {
+        let values = [(&*self.x.field, self.x.values[i]), (&*self.y.field, self.y.values[j])];
+        cell(&self.fields, self.quantity, &values)
+    }
+
+    /// Looks at every cell before any work, and gives the fields that all have in common: with the axes they are the
+    /// diagram.
+    ///
+    /// # Errors
+    /// When an axis is impossible, sets what the other sets, or changes nothing; when a field was given that no cell reads
+    /// or an axis sets; and those of the cells.
+    pub fn check(&self) -> Result<Map<String, Value>, Error> {
+        let reader = Reader::from(self.quantity.purpose());
+        self.x.validate("x")?;
+        self.y.validate("y")?;
+        if self.x.field == self.y.field {
+            return Err(Error::invalid("y", format!("is {}, like x: give another parameter", self.y.field)));
+        }
+        let cells = self.x.values.len() * self.y.values.len();
+        if cells > MAX_CELLS {
+            let needs = format!("needs {cells} cells");
+            return Err(Error::too_costly("x, y", needs, format!("{MAX_CELLS} cells"), "give fewer values"));
+        }
+        for (side, axis) in [("x", &self.x), ("y", &self.y)] {
+            let root = axis.field.split(['.', '[']).next().unwrap_or_default();
+            if FIELDS.iter().any(|field| field.name == root && !reader.may_read(field)) {
+                let reads = readable(&reader).join(", ");
+                return Err(Error::invalid(side, format!("{reader} does not read {root}; it reads {reads}")));
+            }
+            if root != "theta" && self.fields.contains_key(root) {
+                return Err(Error::invalid(root, format!("the axis {side} sets it in every cell; leave it out")));
+            }
+        }
+        self.survey(&reader)
+    }
+
+    /// Completes every cell; see [`Diagram::check`].
+    fn survey(&self, reader: &Reader) -> Result<Map<String, Value>, Error> {
+        let given: Vec<&Field> = FIELDS.iter().filter(|field| self.fields.contains_key(field.name)).collect();
+        let mut unread = given.clone();
+        let (mut along_x, mut along_y) = (false, false);
+        let mut common: Option<Map<String, Value>> = None;
+        let mut first_row: Vec<Map<String, Value>> = Vec::new();
+        for (j, b) in self.y.values.iter().enumerate() {
+            let mut first: Option<Map<String, Value>> = None;
+            for (i, a) in self.x.values.iter().enumerate() {
+                let place = || format!("at {} = {a}, {} = {b}", self.x.field, self.y.field);
+                let spec = self.cell(i, j).map_err(|error| Error::unreadable(place(), error))?;
+                unread.retain(|field| !reader.reads(field, &spec));
+                let document = spec.document()?;
+                if let Some(common) = &mut common {
+                    common.retain(|name, value| document.get(name) == Some(value));
+                } else {
+                    common = Some(document.clone());
+                }
+                match &first {
+                    None => first = Some(document.clone()),
+                    Some(first) => along_x |= *first != document,
+                }
+                match first_row.get(i) {
+                    None => first_row.push(document),
+                    Some(below) => along_y |= *below != document,
+                }
+            }
+        }
+        let spec = self.cell(0, 0)?;
+        for (side, axis, other, effective) in [("x", &self.x, &self.y, along_x), ("y", &self.y, &self.x, along_y)] {
+            if effective {
+                continue;
+            }
+            let unmet = FIELDS.iter().find(|field| field.name == axis.field && !reader.reads(field, &spec));
+            let why = match unmet {
+                Some(field) => reader.why_not(field, &spec),
+                None if rank(&other.field) > rank(&axis.field) => format!("{} sets it again", other.field),
+                None => "all its cells are the same".into(),
+            };
+            let problem =
+                format!("{} has no effect on {} ({why}): give another parameter", axis.field, self.quantity.name());
+            return Err(Error::invalid(side, problem));
+        }
+        if !unread.is_empty() {
+            return Err(reader.refusal(&unread, &spec));
+        }
+        let mut common = common.unwrap_or_default();
+        // What an axis changes a part of stands as it was given.
+        for field in given {
+            if let (false, Some(value)) = (common.contains_key(field.name), self.fields.get(field.name)) {
+                common.insert(field.name.into(), value.clone());
+            }
+        }
+        Ok(common)
+    }
+
+    /// Whether parts of a diagram that are given again are its own.
+    pub fn has(&self, quantity: Option<Quantity>, [x, y]: [Option<&Axis>; 2], given: &Map<String, Value>) -> bool {
+        let same = |own: &Axis, other: Option<&Axis>| {
+            other.is_none_or(|other| own.field == other.field && own.values == other.values)
+        };
+        quantity.is_none_or(|quantity| quantity == self.quantity)
+            && same(&self.x, x)
+            && same(&self.y, y)
+            && holds(&self.fields, given, self.quantity.purpose())
+    }
+}
+
+/// Whether fields that are given again change nothing.
+pub fn holds(fields: &Map<String, Value>, given: &Map<String, Value>, purpose: Purpose) -> bool {
+    let mut together = fields.clone();
+    overlay(&mut together, given.clone(), purpose);
+    together == *fields
+}
+
+/// The parameters that a reader reads.
+fn readable(reader: &Reader) -> Vec<&'static str> {
+    let numeric = |field: &&Field| matches!(field.kind, FieldKind::Count | FieldKind::Number | FieldKind::Theta);
+    FIELDS.iter().filter(numeric).filter(|field| reader.may_read(field)).map(|field| field.name).collect()
 }
 
 /// A value of a cell.

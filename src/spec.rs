@@ -1,8 +1,9 @@
 //! One experiment, as a JSON document whose every field is also a command-line flag.
 //!
-//! [`FIELDS`] is the one list of fields: flags, help texts, defaults and the check for unknown names
-//! come from it. A [`Spec`] holds what was given; [`Spec::complete`] fills in what was not, so that a
-//! completed spec says everything about a run and gives the same numbers when it is run again.
+//! [`FIELDS`] is the one list of fields: flags, help texts, defaults, the check for unknown names and who
+//! reads what come from it. A [`Spec`] holds what was given; [`Spec::complete`] fills in what was not, so that a
+//! completed spec says everything about a run and gives the same numbers when it is run again. What is given
+//! and not read is refused.
 
 use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, Watch, biases};
 use headflow_sims::ensemble;
@@ -18,11 +19,17 @@ use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::json;
+use crate::reading as by;
+pub use crate::reading::{NAMES, Purpose, Reader, Rule, commands};
+
 /// What a field's flag accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A whole number.
+    /// A whole number, in any form that is exact: `1000`, `1e3`, `1000.0`.
     Count,
+    /// Whole numbers, likewise.
+    Counts,
     /// A number.
     Number,
     /// A word.
@@ -48,10 +55,18 @@ pub struct Field {
     pub group: &'static str,
     /// One line of help, default included.
     pub help: &'static str,
+    /// Who reads it, and when.
+    pub rules: &'static [Rule],
 }
 
-const fn field(name: &'static str, kind: Kind, group: &'static str, help: &'static str) -> Field {
-    Field { name, kind, group, help }
+const fn field(
+    name: &'static str,
+    kind: Kind,
+    group: &'static str,
+    help: &'static str,
+    rules: &'static [Rule],
+) -> Field {
+    Field { name, kind, group, help, rules }
 }
 
 const TASK: &str = "Task and attention";
@@ -65,48 +80,53 @@ const SIMULATION: &str = "Simulation";
 
 /// Every field, in the order of the help.
 pub const FIELDS: &[Field] = &[
-    field("length", Kind::Count, TASK, "Tokens L, at least 2 [default: 6]"),
-    field("heads", Kind::Count, TASK, "Heads H [default: rows of m0 or m, else 4]"),
+    field("length", Kind::Count, TASK, "Tokens L, at least 2 [default: 6]", by::TASK),
+    field("heads", Kind::Count, TASK, "Heads H [default: rows of m0 or m, else 4]", by::HEADS),
     field(
         "theta",
         Kind::Theta,
         TASK,
         "Hidden weights: flip:1.8,1.5 | gaussian:mean=1,0:sd=0.5,1.5 | sphere:nu=2:features=3 | JSON \
          (also discrete, full cov) [default: flip:1.8,1.5]",
+        by::TASK,
     ),
-    field("attention", Kind::Word, TASK, "softmax | softmax1 | bayes-softmax [default: softmax]"),
-    field("bias", Kind::Word, TASK, "none | half-norm | trained [default: softmax none, others trained]"),
-    field("aggregation", Kind::Word, TASK, "mean | sum over heads [default: softmax mean, others sum]"),
+    field("attention", Kind::Word, TASK, "softmax | softmax1 | bayes-softmax [default: softmax]", by::HEADS),
+    field("bias", Kind::Word, TASK, "none | half-norm | trained [default: softmax none, others trained]", by::HEADS),
+    field("aggregation", Kind::Word, TASK, "mean | sum over heads [default: softmax mean, others sum]", by::HEADS),
     field(
         "gamma",
         Kind::Number,
         LEARNING,
         "Learning rate, eta = gamma / D; 0 is gradient flow (theory only) [default: 1]",
+        by::RATES,
     ),
-    field("batch", Kind::Count, LEARNING, "Samples per step B [default: 1]"),
+    field("batch", Kind::Count, LEARNING, "Samples per step B [default: 1]", by::BATCH),
     field(
         "initial",
         Kind::Word,
         LEARNING,
         "given: keys with the overlaps m0, r0 | random: keys N(0, key_scale^2 / D) [default: given]",
+        by::START,
     ),
     field(
         "m0",
         Kind::Matrix,
         LEARNING,
         "Initial alignments, H rows of F [default: a fixed pattern, 0.1 on feature 0, 0.03 on others]",
+        by::OVERLAPS,
     ),
-    field("r0", Kind::Matrix, LEARNING, "Initial overlaps, H x H [default: m0 m0^T + key_scale^2 I]"),
-    field("b0", Kind::List, LEARNING, "Initial trained biases, length H [default: 0]"),
-    field("key_scale", Kind::Number, LEARNING, "Size of the initial keys outside the spikes [default: 0.5]"),
-    field("tau", Kind::Number, TIME, "Last time, tau = gamma steps / D [default: 400]"),
+    field("r0", Kind::Matrix, LEARNING, "Initial overlaps, H x H [default: m0 m0^T + key_scale^2 I]", by::OVERLAPS),
+    field("b0", Kind::List, LEARNING, "Initial trained biases, length H [default: 0]", by::BIASES),
+    field("key_scale", Kind::Number, LEARNING, "Size of the initial keys outside the spikes [default: 0.5]", by::KEYS),
+    field("tau", Kind::Number, TIME, "Last time, tau = gamma steps / D [default: 400]", by::LAST),
     field(
         "records",
         Kind::Count,
         TIME,
         "Evenly spaced times that are recorded, 0 and tau included [default: 101; stages, stability 401]",
+        by::RECORDS,
     ),
-    field("times", Kind::List, TIME, "The recorded times themselves, instead of tau and records"),
+    field("times", Kind::List, TIME, "The recorded times themselves, instead of tau and records", by::START),
     field(
         "until",
         Kind::Word,
@@ -114,23 +134,26 @@ pub const FIELDS: &[Field] = &[
         "Where a flow ends (flow, stages, prune, and phase of flows): time: at tau | settled: where nothing moves or grows by more than \
          stationary_tolerance; seen at tau / 100, or at twice, four times ... that, up to tau (then 40000 by default); records are even up to \
          tau / 100 and spaced in proportion to the time from there [default: time]",
+        by::SETTLING,
     ),
-    field("stop_loss", Kind::Number, TIME, "Stop a flow when its loss falls below this"),
+    field("stop_loss", Kind::Number, TIME, "Stop a flow when its loss falls below this", by::EVENTS),
     field(
         "stop_alignment",
         Kind::Alignment,
         TIME,
         "Stop a flow when m[head][feature] crosses value: head,feature,value",
+        by::EVENTS,
     ),
-    field("m", Kind::Matrix, POINT, "Alignments, H rows of F"),
-    field("r", Kind::Matrix, POINT, "Overlaps, H x H [default: m m^T]"),
-    field("b", Kind::List, POINT, "Biases, length H [default: by the bias rule; trained: 0]"),
+    field("m", Kind::Matrix, POINT, "Alignments, H rows of F", by::POINTS),
+    field("r", Kind::Matrix, POINT, "Overlaps, H x H [default: m m^T]", by::POINTS),
+    field("b", Kind::List, POINT, "Biases, length H [default: by the bias rule; trained: 0]", by::POINTS),
     field(
         "at",
         Kind::Word,
         STAGES,
         "stability: unspecialised (k = 0, and all heads equal) | point (m, r, b) | plateaus (of the flow) [default: \
          point with m, else unspecialised]",
+        by::WHERE,
     ),
     field(
         "stationary_tolerance",
@@ -138,33 +161,44 @@ pub const FIELDS: &[Field] = &[
         STAGES,
         "Drift that a stationary point may have, and drift and growth rate that a settled flow may have left, in units of \
          2 (1 - 1/L) / (H L) [default: 0.01]",
+        by::STATIONARY,
     ),
     field(
         "on",
         Kind::Number,
         STAGES,
         "A head is on in feature f when |m_hf| / sqrt(E theta_f^2) reaches this [default: 0.5]",
+        by::CRITERIA,
     ),
     field(
         "motion",
         Kind::Number,
         STAGES,
         "Motion within a plateau, as a fraction of the largest strength [default: 0.1]",
+        by::CRITERIA,
     ),
-    field("contrast", Kind::Number, STAGES, "How much longer a plateau dwells than its surroundings [default: 2]"),
+    field(
+        "contrast",
+        Kind::Number,
+        STAGES,
+        "How much longer a plateau dwells than its surroundings [default: 2]",
+        by::CRITERIA,
+    ),
     field(
         "subsets",
         Kind::Count,
         PRUNING,
         "Most sets of heads that are removed at each number: all of them where there are no more, else random ones \
          [default: 256]",
+        by::PRUNING,
     ),
-    field("most_removed", Kind::Count, PRUNING, "Most heads that are removed [default: H - 1]"),
+    field("most_removed", Kind::Count, PRUNING, "Most heads that are removed [default: H - 1]", by::PRUNING),
     field(
         "prune_tolerances",
         Kind::List,
         PRUNING,
         "Fractions of the loss that removed heads may cost, for the number that can go [default: 0.01,0.05]",
+        by::PRUNING,
     ),
     field(
         "evaluator",
@@ -172,12 +206,14 @@ pub const FIELDS: &[Field] = &[
         THEORY,
         "quadrature: exact to tolerance, any L, no noise of SGD (gamma 0) | qmc: quasi-Monte Carlo, with standard errors \
          [default: loss, optimum and phase quadrature (loss of bayes-softmax with r of rank above 3 qmc); others qmc]",
+        by::EVALUATOR,
     ),
     field(
         "tolerance",
         Kind::Number,
         THEORY,
         "Absolute error that a quadrature may make, 1e-13 to 1e-2 [default: 1e-8; bayes 1e-10; optimum 1e-7; phase 1e-6; prune 3e-4]",
+        by::TOLERANCE,
     ),
     field(
         "points",
@@ -185,74 +221,61 @@ pub const FIELDS: &[Field] = &[
         THEORY,
         "Quasi-Monte Carlo points a scramble, a power of two [default: 65536; compare 32768, with random keys \
          8192; stages, stability 16384; prune 8192; fewer for long sequences]",
+        by::SAMPLES,
     ),
     field(
         "scrambles",
         Kind::Count,
         THEORY,
         "Independent scrambles, for standard errors [default: 8; loss 16; stability 4; stages, prune 1]",
+        by::SAMPLES,
     ),
     field(
         "method",
         Kind::Word,
         THEORY,
         "tsit45 | bdf | tr-bdf2 | esdirk34 (the last three for stiff flows) [default: tsit45]",
+        by::SOLVER,
     ),
-    field("relative_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-6]"),
-    field("absolute_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-8]"),
-    field("max_steps", Kind::Count, THEORY, "Most steps of the solver [default: 100000]"),
-    field("starts", Kind::Count, THEORY, "Starts of a search for the lowest loss [default: 16; phase 6]"),
+    field("relative_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-6]", by::SOLVER),
+    field("absolute_tolerance", Kind::Number, THEORY, "Of a step [default: 1e-8]", by::SOLVER),
+    field("max_steps", Kind::Count, THEORY, "Most steps of the solver [default: 100000]", by::SOLVER),
+    field("starts", Kind::Count, THEORY, "Starts of a search for the lowest loss [default: 16; phase 6]", by::SEARCH),
     field(
         "engine",
         Kind::Word,
         SIMULATION,
         "direct: tokens in D dimensions, D >= H + F | overlap: the exact overlap chain, any D >= F + H + L at one \
          cost | both (compare) [default: direct; compare both]",
+        by::ENGINES,
     ),
     field(
         "dimension",
         Kind::Count,
         SIMULATION,
         "Token dimension D of simulate, and of the random keys of prune [default: 1000]",
+        by::DIMENSIONS,
     ),
     field(
         "dimensions",
-        Kind::List,
+        Kind::Counts,
         SIMULATION,
         "Token dimensions of compare [default: 500,1000], and of the escape times of stability [1e2, 1e4, 1e6]",
+        by::DIMENSIONS,
     ),
-    field("replicas", Kind::Count, SIMULATION, "Independent runs at each dimension [default: 8]"),
-    field("test_samples", Kind::Count, SIMULATION, "Fresh samples on which each loss is measured [default: 4096]"),
-    field("seed", Kind::Count, SIMULATION, "Of all random numbers, scrambles included [default: 1]"),
+    field("replicas", Kind::Count, SIMULATION, "Independent runs at each dimension [default: 8]", by::REPLICAS),
+    field(
+        "test_samples",
+        Kind::Count,
+        SIMULATION,
+        "Fresh samples on which each loss is measured [default: 4096]",
+        by::TESTS,
+    ),
+    field("seed", Kind::Count, SIMULATION, "Of all random numbers, scrambles included [default: 1]", by::SEED),
 ];
 
 /// Fields of a `theta` document.
 const THETA_FIELDS: &[&str] = &["kind", "nu", "mean", "sd", "cov", "points", "weights", "features"];
-
-/// Which command completes a spec: a few defaults differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
-    /// The flow.
-    Flow,
-    /// The population loss at a point.
-    Loss,
-    /// SGD at one dimension.
-    Simulate,
-    /// Theory against SGD.
-    Compare,
-    /// Growth rates at stationary points.
-    Stability,
-    /// Stages of a flow, or of a simulation when an engine is given.
-    Stages,
-    /// The Bayes risk of the task.
-    Bayes,
-    /// The lowest loss over keys and biases.
-    Optimum,
-    /// One cell of a phase diagram.
-    Phase,
-    /// Removal of heads after a flow, after a simulation when an engine is given, or at a point.
-    Prune,
-}
 
 /// What computes population averages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -396,6 +419,9 @@ pub struct Spec {
     pub replicas: u32,
     pub test_samples: usize,
     pub seed: u64,
+    /// Who completed it; no field of a document.
+    #[serde(skip)]
+    pub reader: Option<Reader>,
 }
 
 impl Default for Spec {
@@ -446,6 +472,7 @@ impl Default for Spec {
             replicas: 8,
             test_samples: 4096,
             seed: 1,
+            reader: None,
         }
     }
 }
@@ -500,17 +527,28 @@ const CAP: f64 = 40_000.0;
 /// The most times that `records` may ask for.
 const MAX_RECORDS: usize = 1_000_000;
 
+/// Recorded times where nothing else is said.
+const DEFAULT_RECORDS: usize = 101;
+
+/// The fewest points of a scramble, which come in blocks of this many.
+const FEWEST_POINTS: usize = 64;
+
+/// The most scrambles.
+const MAX_SCRAMBLES: usize = 1 << 16;
+
+/// The largest number up to which every whole number has a floating-point number of its own.
+const MAX_WHOLE: f64 = 9_007_199_254_740_992.0;
+
 impl Spec {
     /// A spec from JSON text; `place` names it in errors.
     ///
     /// # Errors
     /// Says which field is unknown (with the nearest name) or holds the wrong kind of value.
     pub fn from_json(text: &str, place: &str) -> Result<Map<String, Value>, Error> {
-        let value: Value =
-            serde_json::from_str(text).map_err(|e| Error::unreadable(place, format!("not valid JSON: {e}")))?;
-        let Value::Object(map) = value else {
+        let Value::Object(map) = json::parse(text).map_err(|e| Error::unreadable(place, in_words(&e)))? else {
             return Err(Error::unreadable(place, "a spec is a JSON object of fields, like {\"length\": 6}"));
         };
+        let map = normalised(&map)?;
         Self::from_map(&map)?;
         Ok(map)
     }
@@ -520,13 +558,7 @@ impl Spec {
     /// # Errors
     /// As [`Spec::from_json`].
     pub fn from_map(map: &Map<String, Value>) -> Result<Self, Error> {
-        check_names("spec", map, &FIELDS.iter().map(|f| f.name).collect::<Vec<_>>())?;
-        if let Some(Value::Object(theta)) = map.get("theta") {
-            check_names("theta", theta, THETA_FIELDS)?;
-        }
-        // A null is a field that was not given.
-        let map: Map<String, Value> =
-            map.iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect();
+        let map = normalised(map)?;
         if map.contains_key("times") && (map.contains_key("tau") || map.contains_key("records")) {
             return Err(Error::invalid("times", "give either times or tau and records, not both"));
         }
@@ -567,42 +599,205 @@ impl Spec {
         Task::new(self.length, self.theta.clone())
     }
 
-    /// Fills in everything that was not given, so that the spec stands for itself, and checks it.
+    /// The spec of the fields that were given, completed for who reads them.
     ///
     /// # Errors
-    /// Names the field that is wrong, and what would be right.
-    pub fn complete(mut self, purpose: Purpose) -> Result<Self, Error> {
-        let task = self.task()?;
-        let features = task.features();
+    /// As [`Spec::complete`]; a field that is given and not read is refused whatever its value.
+    pub fn completed(given: &Map<String, Value>, reader: impl Into<Reader>) -> Result<Self, Error> {
+        Self::over(Map::new(), given, reader)
+    }
+
+    /// The same with the fields that were given laid over a `base`: what the base has and the reader has no use for is
+    /// no order, and is dropped.
+    ///
+    /// # Errors
+    /// As [`Spec::completed`].
+    pub fn over(
+        mut base: Map<String, Value>,
+        given: &Map<String, Value>,
+        reader: impl Into<Reader>,
+    ) -> Result<Self, Error> {
+        let (given, reader) = (normalised(given)?, reader.into());
+        let names: Vec<String> = given.keys().cloned().collect();
+        overlay(&mut base, given, reader.purpose);
+        Self::from_map(&base)?.finish(reader, &names)
+    }
+
+    /// The spec of a record, like that in a result: fields that the reader does not read are dropped.
+    ///
+    /// # Errors
+    /// As [`Spec::complete`].
+    pub fn recorded(record: &Map<String, Value>, reader: impl Into<Reader>) -> Result<Self, Error> {
+        Self::from_map(record)?.finish(reader.into(), &[])
+    }
+
+    /// Fills in everything that was not given, so that the spec stands for itself, and checks it. Fields that the reader
+    /// does not read are at their defaults, before and after.
+    ///
+    /// # Errors
+    /// Names the field that is wrong, and what would be right; or all fields that differ from their defaults and
+    /// are not read, and who reads them.
+    pub fn complete(self, reader: impl Into<Reader>) -> Result<Self, Error> {
+        let (own, default) = (self.to_map()?, Self::default().to_map()?);
+        let given: Vec<String> =
+            own.iter().filter(|(name, v)| default.get(*name) != Some(v)).map(|(n, _)| n.clone()).collect();
+        self.finish(reader.into(), &given)
+    }
+
+    /// The fields of a completed spec that its reader reads: what it is run again from.
+    ///
+    /// # Errors
+    /// When a number is not finite.
+    pub fn document(&self) -> Result<Map<String, Value>, Error> {
+        let mut map = self.to_map()?;
+        if let Some(reader) = self.reader {
+            FIELDS.iter().filter(|field| !reader.reads(field, self)).for_each(|field| {
+                map.remove(field.name);
+            });
+        }
+        Ok(map)
+    }
+
+    fn to_map(&self) -> Result<Map<String, Value>, Error> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(map)) => Ok(map),
+            Ok(_) => Err(Error::unreadable("spec", "is no object")),
+            Err(error) => Err(Error::unreadable("spec", error)),
+        }
+    }
+
+    /// The spec with some fields at their defaults.
+    fn without(&self, fields: &[&Field]) -> Result<Self, Error> {
+        if fields.is_empty() {
+            return Ok(self.clone());
+        }
+        let mut map = self.to_map()?;
+        for field in fields {
+            map.remove(field.name);
+        }
+        serde_json::from_value(Value::Object(map)).map_err(|e| Error::unreadable("spec", e))
+    }
+
+    fn finish(self, reader: Reader, given: &[String]) -> Result<Self, Error> {
+        self.validate()?;
+        let never: Vec<&Field> = FIELDS.iter().filter(|field| !reader.may_read(field)).collect();
+        let refused = |unread: &dyn Fn(&Field) -> bool| -> Vec<&Field> {
+            FIELDS.iter().filter(|field| given.iter().any(|name| name == field.name) && unread(field)).collect()
+        };
+        let mut spec = self.without(&never)?;
+        let filled = match spec.clone().filled(reader.purpose) {
+            Ok(filled) => filled,
+            Err(error) => {
+                let unread = refused(&|field| !reader.may_read(field));
+                return Err(if unread.is_empty() { error } else { reader.refusal(&unread, &spec) });
+            }
+        };
+        // Choices decide what is read; what follows from a field, like r0 from key_scale, does not undo that it was.
+        (spec.evaluator, spec.at) = (filled.evaluator, filled.at);
+        let unread = refused(&|field| !reader.reads(field, &spec));
+        if !unread.is_empty() {
+            return Err(reader.refusal(&unread, &spec));
+        }
+        let unread: Vec<&Field> = FIELDS.iter().filter(|field| !reader.reads(field, &filled)).collect();
+        Ok(Self { reader: Some(reader), ..filled.without(&unread)? })
+    }
+
+    /// Checks every field's own domain, whoever reads it.
+    ///
+    /// # Errors
+    /// Names the field that is impossible, and what would be right.
+    pub fn validate(&self) -> Result<(), Error> {
+        let within = |name: &str, value: Option<usize>, least: usize, most: usize| match value {
+            Some(value) if !(least..=most).contains(&value) => {
+                Err(Error::invalid(name, format!("must be from {least} to {most}, got {value}")))
+            }
+            _ => Ok(()),
+        };
+        let number = |name: &str, value: Option<f64>, what: &str, possible: fn(f64) -> bool| match value {
+            Some(value) if !(value.is_finite() && possible(value)) => {
+                Err(Error::invalid(name, format!("{what}, got {value}")))
+            }
+            _ => Ok(()),
+        };
+        self.task()?;
+        within("heads", Some(self.head_count()), 1, MAX_HEADS)?;
+        let learning_rate = "the learning rate must be finite and not negative";
+        number("gamma", Some(self.gamma), learning_rate, |v| v >= 0.0)?;
+        within("batch", Some(self.batch), 1, MAX_BATCH)?;
+        number("key_scale", Some(self.key_scale), "must be finite and not negative", |v| v >= 0.0)?;
+        let matrices = [("m0", &self.m0), ("r0", &self.r0), ("m", &self.m), ("r", &self.r)];
+        for (name, rows) in matrices {
+            for &value in rows.iter().flatten().flatten() {
+                number(name, Some(value), "must hold finite numbers", |_| true)?;
+            }
+        }
+        for (name, list) in [("b0", &self.b0), ("b", &self.b)] {
+            for &value in list.iter().flatten() {
+                number(name, Some(value), "must hold finite numbers", |_| true)?;
+            }
+        }
+        number("tau", self.tau, "the last time must be positive and finite", |v| v > 0.0)?;
+        within("records", self.records, 2, MAX_RECORDS)?;
+        if let Some(times) = &self.times
+            && (times.is_empty()
+                || !times.iter().all(|t| t.is_finite() && *t >= 0.0)
+                || !times.is_sorted_by(|a, b| a < b))
+        {
+            let problem = "must be at least one, finite, not negative and strictly increasing";
+            return Err(Error::invalid("times", problem));
+        }
+        if self.times.is_some() && (self.tau.is_some() || self.records.is_some()) {
+            return Err(Error::invalid("times", "give either times or tau and records, not both"));
+        }
+        number("stop_loss", self.stop_loss, "must be finite", |_| true)?;
+        number("stop_alignment", self.stop_alignment.map(|(_, _, value)| value), "must be finite", |_| true)?;
+        self.criteria().validate()?;
+        number("stationary_tolerance", Some(self.stationary_tolerance), "must be positive and finite", |v| v > 0.0)?;
+        within("subsets", Some(self.subsets), 1, MAX_SUBSETS)?;
+        if self.prune_tolerances.is_empty() {
+            return Err(Error::invalid("prune_tolerances", "there must be at least one"));
+        }
+        for &tolerance in &self.prune_tolerances {
+            number("prune_tolerances", Some(tolerance), "must be finite and not negative", |v| v >= 0.0)?;
+        }
+        self.tolerance.map_or(Ok(()), check_tolerance)?;
+        if let Some(points) = self.points.filter(|points| !points.is_power_of_two() || *points < FEWEST_POINTS) {
+            return Err(Error::invalid("points", format!("{points} is not a power of two from {FEWEST_POINTS} on")));
+        }
+        within("scrambles", self.scrambles, 1, MAX_SCRAMBLES)?;
+        number("relative_tolerance", Some(self.relative_tolerance), "must be positive", |v| v > 0.0)?;
+        number("absolute_tolerance", Some(self.absolute_tolerance), "must be positive", |v| v > 0.0)?;
+        if self.max_steps == 0 {
+            return Err(Error::invalid("max_steps", "must be at least 1"));
+        }
+        within("starts", self.starts, 1, MAX_STARTS)?;
+        if self.dimension.is_some() && self.dimensions.is_some() {
+            return Err(Error::invalid("dimension", "give either dimension or dimensions, not both"));
+        }
+        within("dimension", self.dimension, 1, usize::MAX)?;
+        if let Some(dimensions) = &self.dimensions {
+            if dimensions.is_empty() {
+                return Err(Error::invalid("dimensions", "there must be at least one"));
+            }
+            let mut sorted = dimensions.clone();
+            sorted.sort_unstable();
+            within("dimensions", sorted.first().copied(), 1, usize::MAX)?;
+            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                return Err(Error::invalid("dimensions", format!("{} is given twice", pair[0])));
+            }
+        }
+        within("replicas", Some(self.replicas as usize), 1, MAX_REPLICAS as usize)?;
+        within("test_samples", Some(self.test_samples), 2, MAX_TEST_SAMPLES)
+    }
+
+    /// Fills in what follows from what was given; every field is valid by itself.
+    fn filled(mut self, asked: Purpose) -> Result<Self, Error> {
+        let purpose = asked.of_cell();
+        let features = self.theta.features();
         let heads = self.head_count();
         self.heads = Some(heads);
-        if !(1..=MAX_HEADS).contains(&heads) {
-            return Err(Error::invalid("heads", format!("must be from 1 to {MAX_HEADS}, got {heads}")));
-        }
         let attention = self.attention();
         (self.bias, self.aggregation) = (Some(attention.bias), Some(attention.aggregation));
-        if !(self.gamma.is_finite() && self.gamma >= 0.0) {
-            return Err(Error::invalid(
-                "gamma",
-                format!("the learning rate must be finite and not negative, got {}", self.gamma),
-            ));
-        }
-        if !(1..=MAX_BATCH).contains(&self.batch) {
-            return Err(Error::invalid("batch", format!("must be from 1 to {MAX_BATCH}, got {}", self.batch)));
-        }
-        if !(self.key_scale.is_finite() && self.key_scale >= 0.0) {
-            return Err(Error::invalid(
-                "key_scale",
-                format!("must be finite and not negative, got {}", self.key_scale),
-            ));
-        }
-        self.criteria().validate()?;
-        if !(self.stationary_tolerance.is_finite() && self.stationary_tolerance > 0.0) {
-            return Err(Error::invalid(
-                "stationary_tolerance",
-                format!("must be positive and finite, got {}", self.stationary_tolerance),
-            ));
-        }
         if purpose == Purpose::Stability {
             let at = self.at.unwrap_or(if self.m.is_some() { At::Point } else { At::Unspecialised });
             self.at = Some(at);
@@ -613,10 +808,10 @@ impl Spec {
                 return Err(Error::invalid("dimensions", "escape times need dimensions of at least 2"));
             }
             if let Some(dimension) = self.dimension.take() {
-                self.dimensions.get_or_insert(vec![dimension]);
+                self.dimensions = Some(vec![dimension]);
             }
-        } else if self.at.is_some() {
-            return Err(Error::invalid("at", "only stability is asked at a point; leave it out"));
+            // A point's escapes, like any start, have trained biases alone.
+            self.check_start_biases(heads)?;
         }
         if purpose == Purpose::Prune {
             self.complete_pruning(heads)?;
@@ -629,23 +824,11 @@ impl Spec {
             self.complete_start(heads, features, purpose)?;
             self.complete_times(purpose)?;
         }
-        self.complete_until(purpose)?;
+        self.complete_until()?;
         self.complete_dimensions(purpose, heads, features)?;
-        self.complete_evaluator(purpose)?;
-        if self.max_steps == 0 {
-            return Err(Error::invalid("max_steps", "must be at least 1"));
-        }
-        if matches!(purpose, Purpose::Optimum | Purpose::Phase) {
-            let starts = self.starts.unwrap_or(if purpose == Purpose::Phase { 6 } else { 16 });
-            if !(1..=MAX_STARTS).contains(&starts) {
-                return Err(Error::invalid("starts", format!("must be from 1 to {MAX_STARTS}, got {starts}")));
-            }
-            self.starts = Some(starts);
-        } else if self.starts.is_some() {
-            return Err(Error::invalid(
-                "starts",
-                "belongs to a search for the lowest loss (optimum, phase); leave it out",
-            ));
+        self.complete_evaluator(asked)?;
+        if matches!(purpose, Purpose::Optimum | Purpose::Phase(_)) {
+            self.starts.get_or_insert(if purpose == Purpose::Optimum { 16 } else { 6 });
         }
         if self.evaluator == Some(EvaluatorKind::Quadrature) {
             return Ok(self);
@@ -665,26 +848,29 @@ impl Spec {
             self.points = Some((1 << limit.max(256).ilog2()).min(most));
         }
         let scrambles = self.scrambles.unwrap_or(match purpose {
+            _ if asked.has_one_scramble() => 1,
             Purpose::Loss => 16,
             Purpose::Stability => 4,
-            // One flow with one set of points for each start.
-            Purpose::Prune => 1,
             // One flow with one pattern: scrambles may end in different, equivalent states.
             Purpose::Stages => 1,
             _ => 8,
         });
-        if scrambles == 0 || scrambles > 1 << 16 {
-            return Err(Error::invalid("scrambles", format!("must be from 1 to 65536, got {scrambles}")));
+        if asked.has_one_scramble() && scrambles > 1 {
+            return Err(Error::invalid(
+                "scrambles",
+                format!("{asked} uses one set of points: leave it out, or give 1"),
+            ));
         }
         self.scrambles = Some(scrambles);
         Ok(self)
     }
 
     /// Chooses and checks the evaluator.
-    fn complete_evaluator(&mut self, purpose: Purpose) -> Result<(), Error> {
+    fn complete_evaluator(&mut self, asked: Purpose) -> Result<(), Error> {
+        let purpose = asked.of_cell();
         let sampled = self.points.is_some() || self.scrambles.is_some();
         let exact = match purpose {
-            Purpose::Bayes | Purpose::Optimum | Purpose::Phase => true,
+            Purpose::Bayes | Purpose::Optimum | Purpose::Phase(_) => true,
             // Above rank 3 bayes-softmax has no grid, and sampling whole tokens tells its error better.
             Purpose::Loss => self.attention != Activation::BayesSoftmax || rank(&self.point()?) <= 3,
             _ => false,
@@ -699,15 +885,13 @@ impl Spec {
         let default = match purpose {
             Purpose::Bayes => 1e-10,
             Purpose::Optimum => 1e-7,
-            Purpose::Phase => 1e-6,
+            Purpose::Phase(_) => 1e-6,
             Purpose::Prune => PRUNE_TOLERANCE,
             _ => 1e-8,
         };
         // Losses after pruning are a quadrature's, whatever computes the flow.
         if kind == EvaluatorKind::Quadrature || purpose == Purpose::Prune {
-            let tolerance = self.tolerance.unwrap_or(default);
-            check_tolerance(tolerance)?;
-            self.tolerance = Some(tolerance);
+            self.tolerance.get_or_insert(default);
         } else if self.tolerance.is_some() {
             return Err(Error::invalid("tolerance", "belongs to evaluator quadrature; qmc has points and scrambles"));
         }
@@ -722,7 +906,10 @@ impl Spec {
                 return Err(Error::invalid(name, "belongs to evaluator qmc; quadrature has a tolerance"));
             }
         }
-        let with_noise = matches!(purpose, Purpose::Flow | Purpose::Stability | Purpose::Stages | Purpose::Prune);
+        // Rates of a diagram are those of gradient flow, and a given point is not trained.
+        let with_noise = matches!(purpose, Purpose::Flow | Purpose::Stages)
+            || asked == Purpose::Stability
+            || purpose == Purpose::Prune && self.m.is_none();
         if purpose == Purpose::Compare {
             return Err(Error::invalid("evaluator", "compare needs the noise of SGD, which only qmc gives"));
         }
@@ -749,15 +936,6 @@ impl Spec {
             ));
         }
         self.most_removed = Some(most_removed);
-        if !(1..=MAX_SUBSETS).contains(&self.subsets) {
-            return Err(Error::invalid("subsets", format!("must be from 1 to {MAX_SUBSETS}, got {}", self.subsets)));
-        }
-        if self.prune_tolerances.is_empty() {
-            return Err(Error::invalid("prune_tolerances", "there must be at least one"));
-        }
-        if let Some(t) = self.prune_tolerances.iter().find(|t| !(t.is_finite() && **t >= 0.0)) {
-            return Err(Error::invalid("prune_tolerances", format!("must be finite and not negative, got {t}")));
-        }
         let training = [
             ("engine", self.engine.is_some()),
             ("m0", self.m0.is_some()),
@@ -811,17 +989,21 @@ impl Spec {
         Ok(())
     }
 
-    fn complete_start(&mut self, heads: usize, features: usize, purpose: Purpose) -> Result<(), Error> {
+    fn check_start_biases(&self, heads: usize) -> Result<(), Error> {
         let trained = self.attention().bias == Bias::Trained;
         match &self.b0 {
             Some(b0) if b0.len() != heads => {
-                return Err(Error::invalid("b0", format!("has length {} but there are {heads} heads", b0.len())));
+                Err(Error::invalid("b0", format!("has length {} but there are {heads} heads", b0.len())))
             }
             Some(b0) if !trained && b0.iter().any(|&b| b != 0.0) => {
-                return Err(Error::invalid("b0", "only trained biases have a start; use --bias trained"));
+                Err(Error::invalid("b0", "only trained biases have a start; use --bias trained"))
             }
-            _ => {}
+            _ => Ok(()),
         }
+    }
+
+    fn complete_start(&mut self, heads: usize, features: usize, purpose: Purpose) -> Result<(), Error> {
+        self.check_start_biases(heads)?;
         let b0 = self.b0.clone().unwrap_or_else(|| vec![0.0; heads]);
         if self.initial == Initial::Random {
             if self.m0.is_some() || self.r0.is_some() {
@@ -855,74 +1037,42 @@ impl Spec {
     }
 
     fn complete_times(&mut self, purpose: Purpose) -> Result<(), Error> {
-        if purpose != Purpose::Flow {
-            for (name, given) in
-                [("stop_loss", self.stop_loss.is_some()), ("stop_alignment", self.stop_alignment.is_some())]
-            {
-                if given {
-                    return Err(Error::invalid(name, "only flow stops at an event; leave it out"));
-                }
-            }
-        }
-        if let Some(times) = &self.times {
-            if times.is_empty()
-                || !times.iter().all(|t| t.is_finite() && *t >= 0.0)
-                || !times.is_sorted_by(|a, b| a < b)
-            {
-                return Err(Error::invalid(
-                    "times",
-                    "must be at least one, finite, not negative and strictly increasing",
-                ));
-            }
+        if self.times.is_some() {
             return Ok(());
         }
         let fine = matches!(purpose, Purpose::Stability | Purpose::Stages);
         let usual = if self.until == Until::Settled { CAP } else { 400.0 };
-        let (tau, records) = (self.tau.unwrap_or(usual), self.records.unwrap_or(if fine { 401 } else { 101 }));
-        if !(tau.is_finite() && tau > 0.0) {
-            return Err(Error::invalid("tau", format!("the last time must be positive and finite, got {tau}")));
-        }
-        if !(2..=MAX_RECORDS).contains(&records) {
-            return Err(Error::invalid("records", format!("must be from 2 to {MAX_RECORDS}, got {records}")));
-        }
+        let (tau, records) =
+            (self.tau.unwrap_or(usual), self.records.unwrap_or(if fine { 401 } else { DEFAULT_RECORDS }));
         (self.tau, self.records) = (Some(tau), Some(records));
         Ok(())
     }
 
-    /// Only a flow can settle.
-    fn complete_until(&self, purpose: Purpose) -> Result<(), Error> {
+    /// The times of a flow that settles follow from where it does.
+    fn complete_until(&self) -> Result<(), Error> {
         if self.until == Until::Time {
             return Ok(());
         }
-        let wrong = |problem: &str| Err(Error::invalid("until", problem));
-        if !matches!(purpose, Purpose::Flow | Purpose::Stages | Purpose::Prune) {
-            return wrong("only flows settle: flow, stages, prune, and phase of a quantity of flows; leave it out");
-        }
-        if self.engine.is_some() {
-            return wrong("a simulation (engine) fluctuates for ever and does not settle; leave one of the two out");
-        }
-        if self.prunes_a_point(purpose) {
-            return wrong("the point m is not trained; leave it out, or leave m out");
-        }
         if self.times.is_some() {
-            return wrong(
-                "the times of a flow that settles are not known before; give tau, the latest, instead of times",
-            );
+            let problem =
+                "the times of a flow that settles are not known before; give tau, the latest, instead of times";
+            return Err(Error::invalid("until", problem));
         }
         if self.recorded_times().len() > MAX_RECORDS {
-            return Err(Error::invalid(
-                "records",
-                format!("a flow until settled would have more than {MAX_RECORDS}; lower it"),
-            ));
+            let problem = format!("a flow until settled would have more than {MAX_RECORDS}; lower it");
+            return Err(Error::invalid("records", problem));
         }
         Ok(())
     }
 
     fn complete_dimensions(&mut self, purpose: Purpose, heads: usize, features: usize) -> Result<(), Error> {
         match purpose {
-            Purpose::Flow | Purpose::Loss | Purpose::Stability | Purpose::Bayes | Purpose::Optimum | Purpose::Phase => {
-                return Ok(());
-            }
+            Purpose::Flow
+            | Purpose::Loss
+            | Purpose::Stability
+            | Purpose::Bayes
+            | Purpose::Optimum
+            | Purpose::Phase(_) => return Ok(()),
             Purpose::Stages if self.engine.is_none() => return Ok(()),
             // Only random keys have a dimension.
             Purpose::Prune if self.m.is_some() || self.engine.is_none() && self.initial == Initial::Given => {
@@ -946,10 +1096,6 @@ impl Spec {
                 let mut dimensions =
                     self.dimensions.clone().or(self.dimension.map(|d| vec![d])).unwrap_or_else(|| vec![500, 1000]);
                 dimensions.sort_unstable();
-                dimensions.dedup();
-                if dimensions.is_empty() {
-                    return Err(Error::invalid("dimensions", "there must be at least one"));
-                }
                 (self.dimension, self.dimensions) = (None, Some(dimensions));
             }
         }
@@ -957,15 +1103,6 @@ impl Spec {
         let flows = purpose == Purpose::Prune && self.engine.is_none();
         if self.gamma == 0.0 && !flows {
             return Err(Error::invalid("gamma", "SGD needs a positive learning rate; gamma = 0 is the limit of flow"));
-        }
-        if !(1..=MAX_REPLICAS).contains(&self.replicas) {
-            return Err(Error::invalid("replicas", format!("must be from 1 to {MAX_REPLICAS}, got {}", self.replicas)));
-        }
-        if !(2..=MAX_TEST_SAMPLES).contains(&self.test_samples) {
-            return Err(Error::invalid(
-                "test_samples",
-                format!("must be from 2 to {MAX_TEST_SAMPLES}, got {}", self.test_samples),
-            ));
         }
         let field = if purpose == Purpose::Compare { "dimensions" } else { "dimension" };
         let smallest = self.all_dimensions().into_iter().min().unwrap_or(0);
@@ -1009,9 +1146,10 @@ impl Spec {
 
     /// The recorded times of a completed spec.
     pub fn recorded_times(&self) -> Vec<f64> {
-        match (&self.times, self.tau, self.records) {
-            (Some(times), ..) => times.clone(),
-            (None, Some(tau), Some(records)) if self.until == Until::Settled => {
+        let records = self.records.unwrap_or(DEFAULT_RECORDS);
+        match (&self.times, self.tau) {
+            (Some(times), _) => times.clone(),
+            (None, Some(tau)) if self.until == Until::Settled => {
                 // Even up to the first look, then as far apart, relative to the time, as they were there.
                 let first = tau / LOOKS;
                 let even = (0..records).map(|i| first * i as f64 / (records - 1) as f64);
@@ -1023,7 +1161,7 @@ impl Spec {
                 });
                 even.chain(growing.take_while(|&t| t < tau)).chain([tau]).collect()
             }
-            (None, Some(tau), Some(records)) => (0..records).map(|i| tau * i as f64 / (records - 1) as f64).collect(),
+            (None, Some(tau)) => (0..records).map(|i| tau * i as f64 / (records - 1) as f64).collect(),
             _ => Vec::new(),
         }
     }
@@ -1223,6 +1361,61 @@ fn check_names(place: &str, map: &Map<String, Value>, names: &[&str]) -> Result<
     Ok(())
 }
 
+/// Why a text is no JSON for a spec.
+fn in_words(error: &serde_json::Error) -> String {
+    // A repeated field is JSON all the same.
+    if error.is_data() { error.to_string() } else { format!("not valid JSON: {error}") }
+}
+
+/// Fields as they were given: a null is a field that was not, and counts are whole numbers in whatever form they come.
+fn normalised(map: &Map<String, Value>) -> Result<Map<String, Value>, Error> {
+    check_names("spec", map, &NAMES)?;
+    let mut fields = Map::new();
+    for (name, value) in map.iter().filter(|(_, value)| !value.is_null()) {
+        let mut value = value.clone();
+        let kind = FIELDS.iter().find(|field| field.name == name).map(|field| field.kind);
+        let counts: Vec<&mut Value> = match (kind, &mut value) {
+            (Some(Kind::Count), count) => vec![count],
+            (Some(Kind::Counts), Value::Array(list)) => list.iter_mut().collect(),
+            (Some(Kind::Alignment), Value::Array(list)) => list.iter_mut().take(2).collect(),
+            (Some(Kind::Theta), Value::Object(theta)) => {
+                check_names("theta", theta, THETA_FIELDS)?;
+                theta.retain(|_, part| !part.is_null());
+                theta.get_mut("features").into_iter().collect()
+            }
+            _ => Vec::new(),
+        };
+        for count in counts {
+            // What is no number at all has its own message.
+            if let (Value::Number(_), false) = (&*count, count.is_u64()) {
+                let given = count.as_f64().unwrap_or(f64::NAN);
+                *count = whole(given).map(Value::from).ok_or_else(|| Error::invalid(name, not_whole(given)))?;
+            }
+        }
+        fields.insert(name.clone(), value);
+    }
+    Ok(fields)
+}
+
+/// The whole number that a floating-point number is exactly.
+fn whole(value: f64) -> Option<u64> {
+    ((0.0..=MAX_WHOLE).contains(&value) && value.fract() == 0.0).then_some(value as u64)
+}
+
+fn not_whole(value: f64) -> String {
+    if value > MAX_WHOLE {
+        format!("{value:e} is too large for a count")
+    } else {
+        format!("{value} is not a whole number")
+    }
+}
+
+/// A whole number in any form that is exact: `1000`, `1e3`, `1000.0`.
+pub fn count(text: &str) -> Option<u64> {
+    let text = text.trim();
+    text.parse::<u64>().ok().or_else(|| text.parse::<f64>().ok().and_then(whole))
+}
+
 /// The name most like `name`, when one is at all like it.
 pub fn nearest(name: &str, names: &[&str]) -> Option<String> {
     let name = name.replace('-', "_").to_lowercase();
@@ -1241,23 +1434,26 @@ pub fn nearest(name: &str, names: &[&str]) -> Option<String> {
 pub fn parse_flag(field: &Field, text: &str) -> Result<Value, Error> {
     let text = text.trim();
     let wrong = |expected: &str| Error::invalid(field.name, format!("\"{text}\" is not {expected}"));
-    let json = |text: &str| serde_json::from_str::<Value>(text);
+    let json = |text: &str| json::parse(text).map_err(|e| wrong(&format!("valid JSON ({e})")));
     match field.kind {
-        Kind::Count => text.parse::<u64>().map(Value::from).map_err(|_| wrong("a whole number")),
+        Kind::Count => count(text).map(Value::from).ok_or_else(|| wrong("a whole number")),
         Kind::Number => number(text).ok_or_else(|| wrong("a finite number")),
         Kind::Word => Ok(Value::from(text)),
-        Kind::List | Kind::Alignment if text.starts_with('[') => {
-            json(text).map_err(|e| wrong(&format!("valid JSON ({e})")))
-        }
+        Kind::List | Kind::Counts | Kind::Alignment | Kind::Matrix if text.starts_with('[') => json(text),
+        Kind::Counts => text
+            .split(',')
+            .map(|part| count(part).map(Value::from))
+            .collect::<Option<Vec<_>>>()
+            .map(Value::from)
+            .ok_or_else(|| wrong("a list of whole numbers like 500,1000")),
         Kind::List | Kind::Alignment => list(text).ok_or_else(|| wrong("a list of finite numbers like 0,10,20")),
-        Kind::Matrix if text.starts_with('[') => json(text).map_err(|e| wrong(&format!("valid JSON ({e})"))),
         Kind::Matrix => text
             .split(';')
             .map(list)
             .collect::<Option<Vec<_>>>()
             .map(Value::from)
             .ok_or_else(|| wrong("rows of finite numbers like 0.1,0.2;0.3,0.4")),
-        Kind::Theta if text.starts_with('{') => json(text).map_err(|e| wrong(&format!("valid JSON ({e})"))),
+        Kind::Theta if text.starts_with('{') => json(text),
         Kind::Theta => theta(text).ok_or_else(|| {
             wrong("a distribution like flip:1.8,1.5, gaussian:mean=1,0:sd=0.5,1.5, sphere:nu=2:features=3, or JSON")
         }),
@@ -1288,20 +1484,28 @@ fn theta(text: &str) -> Option<Value> {
             None => return None,
         };
         let scalar = key == "features" || (kind == "sphere" && key == "nu");
-        map.insert(key.trim().into(), if scalar { number(value)? } else { list(value)? });
+        let value = if scalar { number(value)? } else { list(value)? };
+        // A part that is given twice is no distribution.
+        if map.insert(key.trim().into(), value).is_some() {
+            return None;
+        }
     }
     Some(Value::Object(map))
 }
 
 /// Lays flags over the fields of a file: a flag for the times replaces the file's other way to give
-/// them, and a flag for the attention the bias and aggregation that came with the file's.
-pub fn overlay(map: &mut Map<String, Value>, flags: Map<String, Value>) {
+/// them, one for the size of the keys the overlaps that followed from it, and one for the attention the bias and
+/// aggregation that came with the file's.
+pub fn overlay(map: &mut Map<String, Value>, flags: Map<String, Value>, purpose: Purpose) {
     if flags.contains_key("times") {
         map.remove("tau");
         map.remove("records");
     }
     if flags.contains_key("tau") || flags.contains_key("records") {
         map.remove("times");
+    }
+    if flags.contains_key("key_scale") {
+        map.remove("r0");
     }
     // Another attention brings its own defaults, unless the file chose others than its attention's.
     if flags.contains_key("attention")
@@ -1311,14 +1515,17 @@ pub fn overlay(map: &mut Map<String, Value>, flags: Map<String, Value>) {
         map.remove("bias");
         map.remove("aggregation");
     }
-    // So does another evaluator, or what belongs to one.
+    // So does another evaluator, or what belongs to one; the tolerance of prune goes with either.
     let evaluator = flags.get("evaluator").and_then(Value::as_str);
-    if evaluator == Some("quadrature") || flags.contains_key("tolerance") && evaluator.is_none() {
+    let tells = flags.contains_key("tolerance") && purpose != Purpose::Prune;
+    if evaluator == Some("quadrature") || tells && evaluator.is_none() {
         map.remove("points");
         map.remove("scrambles");
         map.remove("evaluator");
     } else if evaluator == Some("qmc") || flags.contains_key("points") || flags.contains_key("scrambles") {
-        map.remove("tolerance");
+        if purpose != Purpose::Prune {
+            map.remove("tolerance");
+        }
         map.remove("evaluator");
     }
     if flags.contains_key("dimensions") {
@@ -1449,7 +1656,7 @@ mod tests {
     #[test]
     fn flags_replace_the_other_way_to_give_times() {
         let mut map = Spec::from_json(r#"{"times": [0, 1]}"#, "test").unwrap();
-        overlay(&mut map, Map::from_iter([("tau".to_string(), Value::from(5))]));
+        overlay(&mut map, Map::from_iter([("tau".to_string(), Value::from(5))]), Purpose::Flow);
         let spec = Spec::from_map(&map).unwrap().complete(Purpose::Flow).unwrap();
         assert_eq!(spec.recorded_times().len(), 101);
         assert_eq!(spec.recorded_times()[100], 5.0);
@@ -1460,7 +1667,7 @@ mod tests {
         let attention = Value::from("softmax");
         let over = |json: &str| {
             let mut map = Spec::from_json(json, "test").unwrap();
-            overlay(&mut map, Map::from_iter([("attention".to_string(), attention.clone())]));
+            overlay(&mut map, Map::from_iter([("attention".to_string(), attention.clone())]), Purpose::Flow);
             Spec::from_map(&map).unwrap().attention()
         };
         let completed = r#"{"attention": "softmax1", "bias": "trained", "aggregation": "sum"}"#;

@@ -167,7 +167,7 @@ fn bad_input_is_refused_in_one_line() {
         (vec!["flow", "--evaluator", "quadrature"], "use --gamma 0"),
         (vec!["compare", "--evaluator", "quadrature"], "compare needs the noise"),
         (vec!["optimum", "--starts", "0"], "starts: must be from 1"),
-        (vec!["flow", "--starts", "3"], "starts: belongs to"),
+        (vec!["flow", "--starts", "3"], "starts: flow does not read it (read by optimum, phase)"),
         (vec!["bayes", "--evaluator", "qmc"], "computed by quadrature"),
         (vec!["figure", "retrieval", "--theta", "flip:2"], "figure retrieval varies it"),
         (vec!["prune", "--most-removed", "4"], "of 4 heads at most 3"),

@@ -298,7 +298,7 @@ fn stability_reports_rates_and_refuses_what_is_not_stationary() {
     refused(root.path(), &with(&["stability", "--theta", "flip:2", "--m", "1;-1"], &small), "not stationary: d");
     refused(root.path(), &with(&["stability", "--at", "nowhere"], &small), "at");
     refused(root.path(), &with(&["stability", "--at", "point"], &small), "m: ");
-    refused(root.path(), &["flow", "--at", "point"], "only stability");
+    refused(root.path(), &["flow", "--at", "point"], "at: flow does not read it (read by stability); leave it out");
     let runaway = ["stability", "--attention", "softmax1", "--heads", "1", "--theta", "flip:2"];
     refused(root.path(), &with(&runaway, &small), "without bound");
 }
@@ -306,7 +306,9 @@ fn stability_reports_rates_and_refuses_what_is_not_stationary() {
 #[test]
 fn stages_are_found_in_flows_chains_and_folders() {
     let root = tempfile::tempdir().unwrap();
-    let task = ["--theta", "flip:3", "--heads", "2", "--points", "1024", "--test-samples", "64"];
+    let heads = ["--theta", "flip:3", "--heads", "2"];
+    let task = with(&heads, &["--points", "1024"]);
+    let simulated = with(&heads, &["--test-samples", "64"]);
     let flow =
         ["stages", "--gamma", "0", "--m0", "0.02;-0.01", "--key-scale", "0.05", "--tau", "60", "--out", "f", "--json"];
     let result = document(&ok(root.path(), &with(&flow, &task)));
@@ -320,7 +322,7 @@ fn stages_are_found_in_flows_chains_and_folders() {
 
     let chain =
         ["stages", "--engine", "overlap", "--dimension", "2000", "--replicas", "4", "--tau", "60", "--out", "c"];
-    let text = ok(root.path(), &with(&with(&chain, &["--initial", "random"]), &task));
+    let text = ok(root.path(), &with(&with(&chain, &["--initial", "random"]), &simulated));
     assert!(text.contains("4 of 4  +s1, -s1") && text.contains("order of learning"), "{text}");
 
     refused(root.path(), &with(&["stages", "--records", "5"], &task), "records");
@@ -342,7 +344,7 @@ fn stages_are_found_in_flows_chains_and_folders() {
     refused(root.path(), &with(&["stages", "--motion", "2"], &task), "motion");
     refused(root.path(), &with(&["stages", "--contrast", "-1"], &task), "contrast");
     let few = ["stages", "--engine", "overlap", "--dimension", "100", "--records", "5", "--tau", "5", "--out", "few"];
-    refused(root.path(), &with(&few, &task), "records");
+    refused(root.path(), &with(&few, &simulated), "records");
     refused(root.path(), &with(&["stages", "--max-steps", "3"], &task), "--max-steps");
     refused(root.path(), &["stages", "--from", "nowhere"], "nowhere");
     refused(root.path(), &["stages", "--from", "f", "--gamma", "2"], "gamma");
@@ -499,15 +501,37 @@ fn a_flow_that_runs_out_of_steps_says_what_to_do() {
 #[test]
 fn ctrl_c_keeps_what_was_recorded() {
     let root = tempfile::tempdir().unwrap();
-    let long_simulation =
-        ["simulate", "--dimension", "200", "--tau", "100000", "--records", "100001", "--replicas", "5"];
+    let long_simulation = [
+        "simulate",
+        "--dimension",
+        "200",
+        "--tau",
+        "100000",
+        "--records",
+        "100001",
+        "--replicas",
+        "5",
+        "--test-samples",
+        "16",
+    ];
     let long_flow = ["flow", "--tau", "20000", "--records", "20001", "--points", "65536", "--scrambles", "5"];
-    let long_comparison =
-        ["compare", "--dimensions", "200,400", "--tau", "100000", "--records", "10001", "--points", "64"];
+    let long_comparison = [
+        "compare",
+        "--dimensions",
+        "200,400",
+        "--tau",
+        "100000",
+        "--records",
+        "10001",
+        "--points",
+        "64",
+        "--test-samples",
+        "16",
+    ];
     for (name, arguments) in [("s", &long_simulation[..]), ("f", &long_flow[..]), ("c", &long_comparison[..])] {
         let child = Command::new(env!("CARGO_BIN_EXE_headflow"))
             .args(arguments)
-            .args(["--test-samples", "16", "--threads", "2", "--out", name])
+            .args(["--threads", "2", "--out", name])
             .current_dir(root.path())
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::piped())

@@ -9,17 +9,22 @@ fn numbers(rows: &Value, field: &str) -> Vec<f64> {
     rows.as_array().unwrap().iter().map(|row| row[field].as_f64().unwrap()).collect()
 }
 
-const SMALL: &[&str] = &["--theta", "flip:2.5", "--heads", "3", "--points", "512", "--scrambles", "2"];
+const SMALL: &[&str] = &["--theta", "flip:2.5", "--heads", "3"];
 
 fn small<'a>(rest: &[&'a str]) -> Vec<&'a str> {
     [&["prune"], SMALL, rest].concat()
+}
+
+/// The same after flows.
+fn small_flows<'a>(rest: &[&'a str]) -> Vec<&'a str> {
+    [&small(&["--points", "512"])[..], rest].concat()
 }
 
 /// A point's rows: every number by the command that gives losses of points, up to the error of both.
 #[test]
 fn a_given_point_is_pruned_as_the_losses_of_its_parts() {
     let root = tempfile::tempdir().unwrap();
-    let task = ["--theta", "flip:2", "--points", "4096"];
+    let task = ["--theta", "flip:2"];
     let prune = ["prune", "--m", "1.5;-1.2;1.4", "--out", "p"];
     let result = printed(root.path(), &[&prune[..], &task].concat());
     let pruning = &result["pruning"];
@@ -32,7 +37,7 @@ fn a_given_point_is_pruned_as_the_losses_of_its_parts() {
         let losses: Vec<f64> = parts
             .iter()
             .map(|m| {
-                let loss = printed(root.path(), &[&["loss", "--m", m][..], &task].concat());
+                let loss = printed(root.path(), &[&["loss", "--m", m, "--points", "4096"][..], &task].concat());
                 loss["loss"].as_f64().unwrap()
             })
             .collect();
@@ -53,7 +58,8 @@ fn a_given_point_is_pruned_as_the_losses_of_its_parts() {
 #[test]
 fn flows_from_random_keys_are_pruned() {
     let root = tempfile::tempdir().unwrap();
-    let flows = small(&["--initial", "random", "--replicas", "4", "--attention", "softmax1", "--dimension", "300"]);
+    let flows =
+        small_flows(&["--initial", "random", "--replicas", "4", "--attention", "softmax1", "--dimension", "300"]);
     let times = ["--tau", "150", "--records", "3"];
     let result = printed(root.path(), &[&flows, &times[..], &["--out", "a"]].concat());
     let pruning = &result["pruning"];
@@ -79,7 +85,7 @@ fn flows_from_random_keys_are_pruned() {
     assert_eq!(again["pruning"], *pruning);
     let system = &pruning["systems"][2];
     let point = json!({
-        "theta": {"kind": "flip", "nu": [2.5]}, "attention": "softmax1", "points": 512, "scrambles": 2,
+        "theta": {"kind": "flip", "nu": [2.5]}, "attention": "softmax1",
         "m": system["m"], "r": system["r"], "b": system["b"],
     });
     std::fs::write(root.path().join("point.json"), point.to_string()).unwrap();
@@ -103,7 +109,7 @@ fn simulations_are_pruned() {
         assert!(pruning["rows"][1]["standard_error"].as_f64().unwrap() > 0.0);
         assert!(root.path().join(engine).join("series.npz").exists());
     }
-    let text = ok(root.path(), &small(&["--tau", "2", "--records", "2", "--prune-tolerances", "0.07,0.001"]));
+    let text = ok(root.path(), &small_flows(&["--tau", "2", "--records", "2", "--prune-tolerances", "0.07,0.001"]));
     assert!(text.contains("1 system") && text.contains("at 7% of the loss") && text.contains("at 0.1% of"), "{text}");
     assert!(text.contains("H - F = 2, H - |support| = 1"), "{text}");
     assert!(root.path().join("results/prune/result.json").exists());
@@ -125,8 +131,6 @@ fn the_figure_holds_both_thetas_all_activations_and_both_routes() {
         "2",
         "--points",
         "64",
-        "--scrambles",
-        "1",
         "--test-samples",
         "16",
         "--subsets",
@@ -155,7 +159,11 @@ fn the_figure_holds_both_thetas_all_activations_and_both_routes() {
             assert_eq!(curve["unpruned"], curve["mean"][0]);
         }
     }
-    refused(root.path(), &["figure", "pruning", "--theta", "flip:2"], "theta: the figure shows");
+    refused(
+        root.path(),
+        &["figure", "pruning", "--theta", "flip:2"],
+        "theta: figure pruning varies it, or needs its own; leave it out",
+    );
     refused(root.path(), &["figure", "pruning", "--from", "f", "--tau", "3"], "tau");
 }
 

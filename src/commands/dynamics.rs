@@ -10,13 +10,13 @@ use headflow::model::text::short;
 use headflow::model::{Error, OrderParameters, Theta, Watch, mean_and_error};
 use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::Engine;
-use headflow::spec::{Initial, Purpose, Spec, overlay};
+use headflow::spec::{Initial, Purpose, Reader, Spec};
 use headflow::theory::escape::{Escape, Rates, departure};
 use headflow::theory::moments::{Coordinates, Watched};
 use headflow::theory::stability::{Kind, Mode, Stability, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
 use nalgebra::DMatrix;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::figure::{failed, finish};
 use super::flow::integrate;
@@ -26,8 +26,47 @@ use super::{Clock, document, ensemble_route, exit_code, folder, made, say, theor
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, writing, writing_result};
 
-/// Fields that a figure starts from, where it has its own, and what its spec is completed for.
-pub fn defaults(figure: &str) -> Option<(Value, Purpose)> {
+/// What a figure of the dynamics reads.
+pub fn reader(figure: &str) -> Option<Reader> {
+    Some(match figure {
+        "escape" => Reader {
+            figure: Some("escape"),
+            also: &["on"],
+            // First passages: no flow, no records, no losses.
+            own: &[
+                "m0",
+                "r0",
+                "records",
+                "test_samples",
+                "method",
+                "relative_tolerance",
+                "absolute_tolerance",
+                "max_steps",
+            ],
+            ..Purpose::Compare.into()
+        },
+        // A flow beside the simulation.
+        "hierarchy" => Reader {
+            figure: Some("hierarchy"),
+            also: &[
+                "evaluator",
+                "points",
+                "scrambles",
+                "method",
+                "relative_tolerance",
+                "absolute_tolerance",
+                "max_steps",
+            ],
+            ..Purpose::Stages.into()
+        },
+        // One flow with one set of points.
+        "spectrum" => Reader { figure: Some("spectrum"), own: &["engine", "scrambles"], ..Purpose::Stages.into() },
+        _ => return None,
+    })
+}
+
+/// Fields that a figure starts from, where it has its own.
+pub fn defaults(figure: &str) -> Option<Value> {
     // Three features of decreasing variance, small heads that prefer none.
     let hierarchy = json!({
         "theta": {"kind": "gaussian", "mean": [0.0, 0.0, 0.0], "sd": [2.5, 1.7, 1.1]},
@@ -36,43 +75,43 @@ pub fn defaults(figure: &str) -> Option<(Value, Purpose)> {
                [-0.008, -0.019, 0.012], [0.010, -0.014, -0.011], [-0.030, 0.013, 0.008]],
     });
     match figure {
-        "escape" => Some((
-            json!({
-                "length": 4, "theta": {"kind": "flip", "nu": [3.0]}, "heads": 2, "gamma": 4.0, "initial": "random", "key_scale": 0.2,
-                "engine": "overlap", "on": 0.1, "dimensions": [100, 1000, 10_000, 100_000, 1_000_000, 10_000_000], "replicas": 24,
-                "points": 16384, "scrambles": 4,
-            }),
-            Purpose::Compare,
-        )),
+        "escape" => Some(json!({
+            "length": 4, "theta": {"kind": "flip", "nu": [3.0]}, "heads": 2, "gamma": 4.0, "initial": "random", "key_scale": 0.2,
+            "engine": "overlap", "on": 0.1, "dimensions": [100, 1000, 10_000, 100_000, 1_000_000, 10_000_000], "replicas": 24,
+            "points": 16384, "scrambles": 4,
+        })),
         "hierarchy" => {
             let mut fields = hierarchy;
             fields["engine"] = json!("overlap");
             fields["dimension"] = json!(50_000);
             fields["replicas"] = json!(2);
-            Some((fields, Purpose::Stages))
+            Some(fields)
         }
         "spectrum" => {
             let mut fields = hierarchy;
             fields["gamma"] = json!(0.0);
             fields["records"] = json!(101);
             fields["points"] = json!(4096);
-            Some((fields, Purpose::Stages))
+            Some(fields)
         }
-        "pruning" => Some((super::prune::defaults(), Purpose::Prune)),
+        "pruning" => Some(super::prune::defaults()),
         _ => None,
     }
 }
 
-/// A figure's fields under those that were given.
-pub fn completed(fields: Value, purpose: Purpose, request: &Request) -> Result<Spec, Error> {
-    let Value::Object(mut fields) = fields else { return Spec::default().complete(purpose) };
-    let given = |name: &str| request.fields.contains_key(name);
+/// A figure's fields, without those that have no use beside what was given.
+pub fn base(fields: Value, request: &Request) -> Map<String, Value> {
+    let mut fields = fields.as_object().cloned().unwrap_or_default();
     // Another theta or number of heads has no use for these alignments.
-    if given("theta") || given("heads") || given("initial") {
+    if ["theta", "heads", "initial"].iter().any(|name| request.fields.contains_key(*name)) {
         fields.remove("m0");
     }
-    overlay(&mut fields, request.fields.clone());
-    Spec::from_map(&fields)?.complete(purpose)
+    fields
+}
+
+/// A figure's fields under those that were given.
+pub fn completed(fields: Value, reader: Reader, request: &Request) -> Result<Spec, Error> {
+    Spec::over(base(fields, request), &request.fields, reader)
 }
 
 /// Where results lie and whether to make them.
@@ -86,11 +125,6 @@ pub fn place(request: &Request, name: &str) -> Result<Place, Error> {
         Some(from) => Place::There(from.clone()),
         None => Place::New(folder(request, name)?),
     })
-}
-
-pub fn own(figure: &str, request: &Request) -> Result<Spec, Error> {
-    let (fields, purpose) = defaults(figure).unwrap_or((json!({}), Purpose::Compare));
-    completed(fields, purpose, request)
 }
 
 /// Draws a result folder to files of a stem.
@@ -180,13 +214,12 @@ impl Curve {
     }
 }
 
-pub fn escape(request: &Request) -> Result<u8, Error> {
+pub fn escape(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let spec = own("escape", request)?;
     let (from, code) = match place(request, "escape")? {
         Place::There(from) => (from, 0),
         Place::New(mut folder) => {
-            let curves = escape_curves(&spec, request.quiet)?;
+            let curves = escape_curves(spec, request.quiet)?;
             if Interruptible.interrupted() {
                 return Err(Error::interrupted("figure escape"));
             }
@@ -196,12 +229,7 @@ pub fn escape(request: &Request) -> Result<u8, Error> {
                 "threshold_label": format!("left: norm of m_h − mean m over heads = {} sd θ", spec.on),
             });
             let writing = writing_result();
-            folder.write_document(&document(
-                "figure",
-                &spec,
-                &clock,
-                json!({"figure": "escape", "escape": escape}),
-            )?)?;
+            folder.write_document(&document("figure", spec, &clock, json!({"figure": "escape", "escape": escape}))?)?;
             drop(writing);
             if !request.quiet && !request.json {
                 say(&text);
@@ -209,7 +237,7 @@ pub fn escape(request: &Request) -> Result<u8, Error> {
             (folder.path().to_path_buf(), 0)
         }
     };
-    draw(request, &spec, &clock, &from, &|from, out| figures::escape(from, out))?;
+    draw(request, spec, &clock, &from, &|from, out| figures::escape(from, out))?;
     Ok(code)
 }
 
@@ -336,9 +364,8 @@ fn in_words(theta: &Theta) -> String {
     }
 }
 
-pub fn hierarchy(request: &Request) -> Result<u8, Error> {
+pub fn hierarchy(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let spec = own("hierarchy", request)?;
     if spec.initial == Initial::Random {
         return Err(Error::invalid(
             "initial",
@@ -371,7 +398,7 @@ pub fn hierarchy(request: &Request) -> Result<u8, Error> {
             }
             let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;
             let sgd = spec.sgd(dimension, spec.engines()[0])?;
-            let ensemble = simulate(&spec, &sgd, &spec.simulation_start()?, request.quiet)?;
+            let ensemble = simulate(spec, &sgd, &spec.simulation_start()?, request.quiet)?;
             let name = route_name(&sgd);
             let mut all = vec![Series::of_estimate("theory", &flow.estimate, &flow.trace)];
             all.extend(series(&name, &ensemble));
@@ -391,7 +418,7 @@ pub fn hierarchy(request: &Request) -> Result<u8, Error> {
             let rest = json!({
                 "figure": "hierarchy", "stop": ensemble.stop, "routes": routes, "stages": entries, "predicted": predicted,
             });
-            folder.write_document(&document("figure", &spec, &clock, rest)?)?;
+            folder.write_document(&document("figure", spec, &clock, rest)?)?;
             drop(writing);
             if !request.quiet && !request.json {
                 say(&text);
@@ -399,13 +426,12 @@ pub fn hierarchy(request: &Request) -> Result<u8, Error> {
             (folder.path().to_path_buf(), exit_code(&ensemble.stop))
         }
     };
-    draw(request, &spec, &clock, &from, &|from, out| figures::hierarchy(&ResultFolder::open(from)?, out))?;
+    draw(request, spec, &clock, &from, &|from, out| figures::hierarchy(&ResultFolder::open(from)?, out))?;
     Ok(code)
 }
 
-pub fn spectrum(request: &Request) -> Result<u8, Error> {
+pub fn spectrum(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let spec = own("spectrum", request)?;
     let (from, code) = match place(request, "spectrum")? {
         Place::There(from) => (from, 0),
         Place::New(mut folder) => {
@@ -443,10 +469,10 @@ pub fn spectrum(request: &Request) -> Result<u8, Error> {
                 "stages": entries,
                 "spectrum": {"times": path.times[..rates.len()], "rates": rates, "kinds": kinds},
             });
-            folder.write_document(&document("figure", &spec, &clock, rest)?)?;
+            folder.write_document(&document("figure", spec, &clock, rest)?)?;
             (folder.path().to_path_buf(), exit_code(&flow.stop))
         }
     };
-    draw(request, &spec, &clock, &from, &|from, out| figures::spectrum(&ResultFolder::open(from)?, out))?;
+    draw(request, spec, &clock, &from, &|from, out| figures::spectrum(&ResultFolder::open(from)?, out))?;
     Ok(code)
 }

@@ -4,26 +4,36 @@ use std::path::{Path, PathBuf};
 
 use headflow::figures::{self, ResultFolder};
 use headflow::model::{Activation, Error};
-use headflow::spec::{Purpose, Spec};
+use headflow::spec::{Purpose, Reader, Spec};
 use serde_json::{Map, Value, json};
 
 use super::compare::{code, compare};
-use super::{Clock, document, folder, made, names, prepared, print, say};
+use super::{Clock, document, folder, headed, made, names, prepared, print, say};
 use super::{dynamics, prune};
 use crate::cli::Request;
 use crate::progress::writing;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
-    if let (Some(_), Some(name)) = (&request.from, request.fields.keys().next()) {
-        return Err(Error::invalid(name, "has no effect on results that exist (--from); leave it out"));
-    }
     match request.figure.as_deref() {
         Some("comparison") => comparison(request, spec),
-        Some("escape") => dynamics::escape(request),
-        Some("hierarchy") => dynamics::hierarchy(request),
-        Some("spectrum") => dynamics::spectrum(request),
-        Some("pruning") => prune::figure(request),
+        Some("escape") => dynamics::escape(request, spec),
+        Some("hierarchy") => dynamics::hierarchy(request, spec),
+        Some("spectrum") => dynamics::spectrum(request, spec),
+        Some("pruning") => prune::figure(request, spec),
         _ => specialization(request, spec),
+    }
+}
+
+/// What a figure reads, if it computes; none, if it only draws a result that exists or has flags of its own.
+pub fn reader(name: &str) -> Option<Reader> {
+    match name {
+        "specialization" => Some(Reader {
+            figure: Some("specialization"),
+            own: &["attention", "bias", "aggregation"],
+            ..Purpose::Compare.into()
+        }),
+        "pruning" => Some(prune::reader()),
+        _ => dynamics::reader(name).or_else(|| super::phase::reader(name)),
     }
 }
 
@@ -46,15 +56,12 @@ fn comparison(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let out = request.out.clone().unwrap_or_else(|| from.clone());
     made(&out)?;
     let files = figures::comparison(&folder, &out.join("comparison")).map_err(failed)?;
-    finish(request, spec, &clock, &out, &files, json!({"from": from}))?;
+    finish(request, spec, &clock, &out, &files, json!({}))?;
     Ok(0)
 }
 
 fn specialization(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    if let Some(given) = ["attention", "bias", "aggregation"].iter().find(|name| request.fields.contains_key(**name)) {
-        return Err(Error::invalid(*given, "the figure shows all three activations with their defaults; leave it out"));
-    }
     let (root, code) = match &request.from {
         Some(from) => (from.clone(), 0),
         None => compute(request, spec, &clock)?,
@@ -83,7 +90,7 @@ fn compute(request: &Request, spec: &Spec, clock: &Clock) -> Result<(PathBuf, u8
     for activation in Activation::ALL {
         let mut fields = request.fields.clone();
         fields.insert("attention".into(), json!(activation.name()));
-        let spec = Spec::from_map(&fields)?.complete(Purpose::Compare)?;
+        let spec = Spec::completed(&fields, Purpose::Compare)?;
         let path = root.join(activation.name());
         let mut folder = prepared(Some(&path), "compare", request.force)?;
         let (comparison, _) = compare(&spec, &mut folder, request.quiet, activation.name())?;
@@ -120,7 +127,11 @@ pub fn finish(
         map.insert("figure".into(), json!(request.figure));
         map.insert("files".into(), json!(files));
     }
-    let result = document("figure", spec, clock, rest)?;
+    let result = match &request.from {
+        // The result that was drawn has the spec.
+        Some(from) => headed("figure", json!({"from": from}), Value::Null, clock, rest),
+        None => document("figure", spec, clock, rest)?,
+    };
     print(request, &result, &format!("{}: {}\n", folder.display(), names(folder, files)));
     Ok(())
 }

@@ -22,8 +22,9 @@ use headflow::figures;
 use headflow::folder::{RunFolder, to_text};
 use headflow::model::text::shown;
 use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory};
+use headflow::phase::Quantity as Drawn;
 use headflow::sims::ensemble::Ensemble;
-use headflow::spec::{Purpose, Spec, nearest};
+use headflow::spec::{Purpose, Reader, Spec, nearest};
 use headflow::theory::evaluators::Averages;
 use headflow::theory::flow::Statistics;
 use serde_json::{Map, Value, json};
@@ -31,43 +32,101 @@ use serde_json::{Map, Value, json};
 use crate::cli::{FIGURES, Request};
 use crate::progress::remove_if_empty;
 
-/// Runs the requested command; the answer is the exit code.
-pub fn run(request: &Request) -> Result<u8, Error> {
-    let purpose = match request.command.as_str() {
-        "doctor" => return doctor::run(request),
-        "xsa bias" | "xsa measure" => return xsa::run(request),
+/// Who reads the fields of a command line; nobody, where there are none or a figure only draws.
+pub fn reader(command: &str, figure: Option<&str>, quantity: Option<&str>) -> Result<Option<Reader>, Error> {
+    let purpose = match command {
         "flow" => Purpose::Flow,
         "loss" => Purpose::Loss,
         "simulate" => Purpose::Simulate,
+        "compare" => Purpose::Compare,
         "stability" => Purpose::Stability,
         "stages" => Purpose::Stages,
         "prune" => Purpose::Prune,
         "bayes" => Purpose::Bayes,
         "optimum" => Purpose::Optimum,
-        _ => Purpose::Compare,
+        "phase" => Purpose::Phase(quantity.map_or(Ok(Drawn::OptimalLoss), Drawn::parse)?),
+        "figure" => return Ok(figure.and_then(figure::reader)),
+        _ => return Ok(None),
     };
-    if request.command == "figure" {
-        let name = request.figure.as_deref().unwrap_or_default();
-        if !FIGURES.contains(&name) {
-            let hint = nearest(name, &FIGURES).map(|n| format!("; did you mean \"{n}\"?")).unwrap_or_default();
-            return Err(Error::invalid(
-                "figure",
-                format!("there is no figure \"{name}\"{hint} (figures: {})", FIGURES.join(", ")),
-            ));
+    Ok(Some(purpose.into()))
+}
+
+/// Refuses what the command has no use for: a flag is never ignored. Fields of specs have rules of their own.
+fn check_flags(request: &Request) -> Result<(), Error> {
+    let refuse = |name: &str, problem: String| Err(Error::invalid(name, problem));
+    let figure = request.figure.as_deref();
+    let name = figure.map_or(request.command.clone(), |name| format!("figure {name}"));
+    if request.from.is_some() {
+        let given = request.fields.keys().map(String::as_str);
+        // The one thing that can be asked of results anew.
+        let mut unread = given.filter(|field| request.command != "stages" || !stages::OF_RESULTS.contains(field));
+        if let Some(field) = unread.next() {
+            return refuse(field, "has no effect on results that exist (--from); leave it out".into());
+        }
+        for (flag, given) in
+            [("resume", request.resume.is_some()), ("force", request.force), ("print-spec", request.print_spec)]
+        {
+            if given {
+                return refuse(flag, "has no use when results that exist are read (--from); leave it out".into());
+            }
         }
     }
+    if request.resume.is_some() {
+        if !matches!(request.command.as_str(), "simulate" | "phase")
+            && !figure.is_some_and(|f| phase::FIGURES.contains(&f))
+        {
+            let resumable = phase::FIGURES.join(", ");
+            return refuse("resume", format!("{name} cannot be resumed (simulate, phase, and figure {resumable} can)"));
+        }
+        for (flag, given) in [("out", request.out.is_some()), ("force", request.force)] {
+            if given {
+                return refuse(flag, format!("a resumed run goes on in its own folder; leave --{flag} away"));
+            }
+        }
+    }
+    if request.force && request.out.is_none() && !request.print_spec {
+        return refuse("force", "replaces the result in the folder of --out: name it, or leave this out".into());
+    }
+    if request.command == "figure" && figure::reader(figure.unwrap_or_default()).is_none() {
+        if let Some(field) = request.fields.keys().next() {
+            return refuse(field, format!("has no effect on {name}; leave it out"));
+        }
+        if request.print_spec {
+            return refuse("print-spec", format!("{name} has no spec; leave it out"));
+        }
+    }
+    Ok(())
+}
+
+/// Runs the requested command; the answer is the exit code.
+pub fn run(request: &Request) -> Result<u8, Error> {
+    if let Some(name) = request.figure.as_deref()
+        && !FIGURES.contains(&name)
+    {
+        let hint = nearest(name, &FIGURES).map(|n| format!("; did you mean \"{n}\"?")).unwrap_or_default();
+        return Err(Error::invalid(
+            "figure",
+            format!("there is no figure \"{name}\"{hint} (figures: {})", FIGURES.join(", ")),
+        ));
+    }
+    check_flags(request)?;
     match (request.command.as_str(), request.figure.as_deref()) {
+        ("doctor", _) => return doctor::run(request),
+        ("xsa bias" | "xsa measure", _) => return xsa::run(request),
         ("phase", _) => return phase::run(request),
         ("figure", Some("xsa-bias" | "xsa-model")) => return xsa::figure(request),
         ("figure", Some(name)) if phase::FIGURES.contains(&name) => return phase::figure(request, name),
         _ => {}
     }
+    let reader = reader(&request.command, request.figure.as_deref(), request.quantity.as_deref())?;
     // Figures of the dynamics have defaults of their own, a resumed run its own spec.
     let own = request.figure.as_deref().and_then(dynamics::defaults);
-    let spec = match (own, &request.resume) {
-        (Some((fields, purpose)), _) => dynamics::completed(fields, purpose, request)?,
-        (None, Some(folder)) => simulate::saved_spec(folder, request)?,
-        (None, None) => Spec::from_map(&request.fields)?.complete(purpose)?,
+    let spec = match (reader, own, &request.resume) {
+        // Drawn from a result that exists.
+        (None, ..) => Spec::default(),
+        (Some(reader), Some(fields), _) => dynamics::completed(fields, reader, request)?,
+        (_, None, Some(folder)) => simulate::saved_spec(folder, request)?,
+        (Some(reader), None, None) => Spec::completed(&request.fields, reader)?,
     };
     if request.print_spec {
         return print_spec(&spec);
@@ -114,8 +173,11 @@ fn prepared(out: Option<&Path>, name: &str, force: bool) -> Result<RunFolder, Er
 }
 
 fn print_spec(spec: &Spec) -> Result<u8, Error> {
-    let document = serde_json::to_value(spec).map_err(|e| Error::unreadable("spec", e))?;
-    say(&to_text(&document));
+    print_fields(spec.document()?)
+}
+
+fn print_fields(fields: Map<String, Value>) -> Result<u8, Error> {
+    say(&to_text(&Value::Object(fields)));
     Ok(0)
 }
 
@@ -138,8 +200,7 @@ impl Clock {
 
 /// The parts of a result document that every command has.
 fn document(command: &str, spec: &Spec, clock: &Clock, rest: Value) -> Result<Value, Error> {
-    let spec_value = serde_json::to_value(spec).map_err(|e| Error::unreadable("spec", e))?;
-    Ok(headed(command, spec_value, json!(spec.seed), clock, rest))
+    Ok(headed(command, Value::Object(spec.document()?), json!(spec.seed), clock, rest))
 }
 
 /// The same for a spec of any form.
@@ -361,4 +422,48 @@ fn last_state(values: &Trajectory, errors: Option<&Trajectory>) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli;
+
+    /// The words of a line as a shell splits them; enough for the examples.
+    fn words(line: &str) -> Vec<String> {
+        let mut all = vec![String::new()];
+        let mut quoted = false;
+        for c in line.chars() {
+            match c {
+                '"' => quoted = !quoted,
+                ' ' if !quoted => all.push(String::new()),
+                c => all.last_mut().unwrap().push(c),
+            }
+        }
+        all.into_iter().filter(|word| !word.is_empty()).collect()
+    }
+
+    /// No example of the help is refused.
+    #[test]
+    fn examples_of_the_help_are_accepted() {
+        let build = cli::build();
+        let helps = build.get_subcommands().chain([&build]).filter_map(|c| c.get_after_help().map(ToString::to_string));
+        let mut seen = 0;
+        for help in helps {
+            // A description stands apart from its command.
+            let lines = help.lines().map(|line| line.trim().split("   ").next().unwrap_or_default());
+            for line in lines.filter(|line| line.starts_with("headflow ")) {
+                let line = line.split(" > ").next().unwrap_or_default();
+                let matches = cli::build().try_get_matches_from(words(line)).unwrap_or_else(|e| panic!("{line}: {e}"));
+                if ["--spec ", "--from ", "--resume ", " doctor", " xsa "].iter().any(|other| line.contains(other)) {
+                    continue;
+                }
+                let request = cli::request(&matches).unwrap_or_else(|e| panic!("{line}: {e}"));
+                let request = Request { print_spec: true, ..request };
+                assert_eq!(run(&request).unwrap_or_else(|e| panic!("{line}: {e}")), 0);
+                seen += 1;
+            }
+        }
+        assert!(seen > 40, "{seen}");
+    }
 }

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
 use headflow::model::{Activation, Attention, Error, Task, Theta};
-use headflow::phase::{Axis, Cells, Measured, Quantity, fill, map_document, measure, saved, set, to_save};
-use headflow::spec::{Purpose, Spec};
+use headflow::phase::{
+    Axis, Cells, Diagram, Measured, Quantity, cell as at, fill, holds, map_document, measure, saved, to_save,
+};
+use headflow::spec::{NAMES, Purpose, Reader, Spec, overlay};
 use headflow::theory::bayes::best_bayes_risk;
 use headflow::theory::floor::floor;
 use headflow::theory::moments::{Coordinates, Evaluator, Watched};
@@ -17,7 +19,7 @@ use headflow::theory::stability::rate_along;
 use nalgebra::DMatrix;
 use serde_json::{Map, Value, json};
 
-use super::{Clock, document, folder, illustrated, made, prepared, print};
+use super::{Clock, folder, headed, illustrated, made, prepared, print};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, writing, writing_result};
 
@@ -97,6 +99,7 @@ fn compute(
     folder: &mut RunFolder,
     from: Option<Cells>,
     quiet: bool,
+    go_on: &str,
 ) -> Result<End, Error> {
     let count: usize = panels.iter().map(Panel::len).sum();
     let mut cells = from.unwrap_or_else(|| Cells::empty(count));
@@ -117,12 +120,11 @@ fn compute(
         }
         Err(Error::invalid("phase", "there is no such cell"))
     };
-    let go_on = go_on(folder.path());
     let mut keep = |cells: &Cells| {
         let _writing = writing();
         folder.write_text(CHECKPOINT, &to_save(request, cells))?;
         if interrupted() {
-            all_is_kept(&go_on);
+            all_is_kept(go_on);
         }
         Ok(())
     };
@@ -135,32 +137,34 @@ fn compute(
 }
 
 /// What an interrupted run says.
-fn go_on(folder: &Path) -> String {
-    format!("interrupted; to go on, give the same command line with --resume {}", folder.display())
+fn go_on(command: &str, folder: &Path) -> String {
+    format!("interrupted; to go on: headflow {command} --resume {}", folder.display())
 }
 
 /// The folder of a run, and what a resumed one holds.
 fn place(request: &Request, own: &Value, name: &str) -> Result<(RunFolder, Option<Cells>), Error> {
     match &request.resume {
         Some(folder) => {
-            if request.out.is_some() {
-                return Err(Error::invalid("out", "a resumed run goes on in its own folder; leave --out away"));
-            }
             let checkpoint = folder.join(CHECKPOINT);
             saved(&checkpoint)?;
             // Ours before it is read for good: another process may be going on with it.
             let prepared = prepared(Some(folder), name, true)?;
             let (saved_request, cells) = saved(&checkpoint)?;
             if saved_request != *own {
-                return Err(Error::unreadable(
-                    folder.join(CHECKPOINT).display().to_string(),
-                    "belongs to another request: resume it with the command line that began it",
-                ));
+                return Err(other_request(folder));
             }
             Ok((prepared, Some(cells)))
         }
         None => Ok((folder(request, name)?, None)),
     }
+}
+
+/// A checkpoint that does not hold what the command line asks for.
+fn other_request(folder: &Path) -> Error {
+    Error::unreadable(
+        folder.join(CHECKPOINT).display().to_string(),
+        "belongs to another request: resume it with the command line that began it, or with --resume alone",
+    )
 }
 
 /// Says which cells failed.
@@ -221,9 +225,9 @@ fn of_unsettled(panels: &[Panel], all: &[Cells], count: usize) -> String {
 type Draw = fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>;
 
 /// Computes panels into a folder, writes its result and draws it.
-fn diagram(
+fn compute_and_draw(
     request: &Request,
-    spec: &Spec,
+    (spec, seed): (Map<String, Value>, u64),
     (command, name): (&str, &str),
     panels: &[Panel],
     own: &Value,
@@ -232,10 +236,12 @@ fn diagram(
 ) -> Result<u8, Error> {
     let clock = Clock::start();
     let (mut folder, from) = place(request, own, name)?;
-    let all = match compute(panels, own, &mut folder, from, request.quiet || request.json)? {
+    let told = if command == "figure" { format!("figure {name}") } else { command.to_string() };
+    let go_on = go_on(&told, folder.path());
+    let all = match compute(panels, own, &mut folder, from, request.quiet || request.json, &go_on)? {
         End::Done(cells) => split(panels, &cells),
         End::Interrupted => {
-            eprintln!("headflow: {}", go_on(folder.path()));
+            eprintln!("headflow: {go_on}");
             return Ok(130);
         }
     };
@@ -251,7 +257,7 @@ fn diagram(
             values.insert("figure".into(), json!(name));
         }
     }
-    let result = document(command, spec, &clock, values)?;
+    let result = headed(command, Value::Object(spec), json!(seed), &clock, values);
     let writing = writing_result();
     folder.write_document(&result)?;
     folder.remove(CHECKPOINT)?;
@@ -272,15 +278,6 @@ fn diagram(
         return Ok(2);
     }
     Ok(0)
-}
-
-/// A spec with a parameter pair, completed for a quantity.
-fn at(fields: &Map<String, Value>, quantity: Quantity, values: &[(&str, f64)]) -> Result<Spec, Error> {
-    let mut fields = fields.clone();
-    for (field, value) in values {
-        set(&mut fields, field, *value)?;
-    }
-    Spec::from_map(&fields)?.complete(quantity.purpose())
 }
 
 /// `nu = sqrt(2 ln L)` where the axes are a signal of flips and the length: there the largest of `L` normals meets the
@@ -310,44 +307,42 @@ fn retrieval_line(spec: &Spec, x: &Axis, y: &Axis) -> Option<Value> {
     }
 }
 
-pub fn run(request: &Request) -> Result<u8, Error> {
+/// The diagram that is asked for, or that a resumed folder holds.
+fn wanted(request: &Request) -> Result<Diagram, Error> {
+    let axis = |name: &str, text: &Option<String>| text.as_ref().map(|text| Axis::parse(name, text)).transpose();
+    let quantity = request.quantity.as_deref().map(Quantity::parse).transpose()?;
+    let (x, y) = (axis("x", &request.x)?, axis("y", &request.y)?);
+    if let Some(folder) = &request.resume {
+        let (own, _) = saved(&folder.join(CHECKPOINT))?;
+        let diagram: Diagram = serde_json::from_value(own).map_err(|_| other_request(folder))?;
+        if !diagram.has(quantity, [x.as_ref(), y.as_ref()], &request.fields) {
+            return Err(other_request(folder));
+        }
+        return Ok(diagram);
+    }
     let missing = |name: &str, example: &str| Error::invalid(name, format!("is missing: {example}"));
-    let axis = |name: &str, text: &Option<String>, example: &str| match text {
-        Some(text) => Axis::parse(name, text),
-        None => Err(missing(name, example)),
-    };
-    let quantity = match &request.quantity {
-        Some(name) => Quantity::parse(name)?,
-        None => Quantity::OptimalLoss,
-    };
-    let x = axis("x", &request.x, "the parameter across, like --x theta.nu=0.5:4:40")?;
-    let y = axis("y", &request.y, "the parameter upwards, like --y length=log:10:1e6:20")?;
-    if x.field == y.field {
-        return Err(Error::invalid("y", format!("is {}, like x: give another parameter", y.field)));
-    }
-    let fields = request.fields.clone();
-    // All specs are looked at before any work.
-    for &a in &x.values {
-        for &b in &y.values {
-            at(&fields, quantity, &[(&x.field, a), (&y.field, b)])
-                .map_err(|error| Error::unreadable(format!("at {} = {a}, {} = {b}", x.field, y.field), error))?;
-        }
-    }
-    let spec = at(&fields, quantity, &[(&x.field, x.values[0]), (&y.field, y.values[0])])?;
+    Ok(Diagram {
+        quantity: quantity.unwrap_or(Quantity::OptimalLoss),
+        x: x.ok_or_else(|| missing("x", "the parameter across, like --x theta.nu=0.5:4:40"))?,
+        y: y.ok_or_else(|| missing("y", "the parameter upwards, like --y length=log:10:1e6:20"))?,
+        fields: request.fields.clone(),
+    })
+}
+
+pub fn run(request: &Request) -> Result<u8, Error> {
+    let diagram = wanted(request)?;
+    let common = diagram.check()?;
+    let spec = diagram.cell(0, 0)?;
     if request.print_spec {
-        return super::print_spec(&spec);
+        return super::print_fields(common);
     }
-    let own = json!({"quantity": quantity, "x": x, "y": y, "fields": fields});
+    let own = serde_json::to_value(&diagram).map_err(|e| Error::unreadable("phase", e))?;
+    let Diagram { quantity, x, y, fields } = diagram.clone();
     let boundaries = retrieval_line(&Spec::from_map(&fields)?, &x, &y).into_iter().collect();
-    let cell = {
-        let (x, y) = (x.clone(), y.clone());
-        move |i: usize, j: usize| {
-            let spec = at(&fields, quantity, &[(&x.field, x.values[i]), (&y.field, y.values[j])])?;
-            measure(&spec, quantity, &Interruptible)
-        }
-    };
+    let cell = move |i: usize, j: usize| measure(&diagram.cell(i, j)?, quantity, &Interruptible);
     let title = match quantity {
         Quantity::BayesRisk => "Bayes".to_string(),
+        _ if [&x, &y].iter().any(|axis| axis.field == "heads") => spec.attention.name().to_string(),
         _ => format!("{}, H = {}", spec.attention.name(), spec.head_count()),
     };
     let panel = Panel {
@@ -365,7 +360,7 @@ pub fn run(request: &Request) -> Result<u8, Error> {
     };
     let panels = [panel];
     let maps = |all: &[Cells]| json!({"maps": [panels[0].document(all[0].clone())]});
-    diagram(request, &spec, ("phase", "phase"), &panels, &own, &maps, figures::map)
+    compute_and_draw(request, (common, spec.seed), ("phase", "phase"), &panels, &own, &maps, figures::map)
 }
 
 /// The names of the figures that are phase diagrams.
@@ -379,35 +374,11 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
         let out = request.out.clone().unwrap_or_else(|| from.clone());
         made(&out)?;
         let files = draw(from, &out.join(name)).map_err(super::figure::failed)?;
-        let spec = Spec::default().complete(Purpose::Bayes)?;
-        super::figure::finish(request, &spec, &clock, &out, &files, json!({"from": from}))?;
+        super::figure::finish(request, &Spec::default(), &clock, &out, &files, json!({}))?;
         return Ok(0);
     }
-    // Fields of the figure's own cannot be given.
-    let scanned: &[&str] = match name {
-        "retrieval" => &["theta", "length", "attention", "bias", "aggregation"],
-        "heads" => &["theta", "heads", "attention", "bias", "aggregation"],
-        "specialised" => &["theta", "attention", "bias", "aggregation"],
-        "stages" => &["theta", "length", "heads", "attention", "bias", "aggregation"],
-        _ => &["theta", "attention", "bias", "aggregation"],
-    };
-    if let Some(field) = scanned.iter().find(|f| request.fields.contains_key(**f)) {
-        return Err(Error::invalid(
-            *field,
-            format!("figure {name} varies it, or needs its own; leave it out (or use phase)"),
-        ));
-    }
-    let mut fields = Map::new();
-    let defaults = match name {
-        "heads" => json!({"length": 5, "tolerance": 1e-4, "starts": 4}),
-        "specialised" => json!({"length": 5, "heads": 2, "evaluator": "quadrature", "gamma": 0.0}),
-        "activations" => json!({"length": 6, "heads": 2, "starts": 4, "tolerance": 1e-8}),
-        _ => json!({"heads": 2, "starts": 4, "tolerance": 1e-5}),
-    };
-    if let Value::Object(defaults) = defaults {
-        fields.extend(defaults);
-    }
-    fields.extend(request.fields.clone());
+    let reader = reader(name).ok_or_else(|| Error::invalid("figure", "is no phase diagram"))?;
+    let fields = figure_fields(request, name, &reader)?;
     let own = json!({"figure": name, "fields": fields});
     let panels = match name {
         "retrieval" => retrieval(&fields)?,
@@ -416,8 +387,7 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
         "stages" => second_stage()?,
         _ => activations(&fields)?,
     };
-    let purpose = if name == "specialised" { Purpose::Stability } else { Purpose::Phase };
-    let spec = Spec::from_map(&fields)?.complete(purpose)?;
+    let spec = Spec::recorded(&fields, reader)?;
     if request.print_spec {
         return super::print_spec(&spec);
     }
@@ -429,7 +399,47 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
             json!({"maps": maps})
         }
     };
-    diagram(request, &spec, ("figure", name), &panels, &own, &maps, draw)
+    compute_and_draw(request, (spec.document()?, spec.seed), ("figure", name), &panels, &own, &maps, draw)
+}
+
+/// What a figure reads, and what it varies or has of its own.
+pub fn reader(name: &str) -> Option<Reader> {
+    let (quantity, figure, own): (_, _, &[&str]) = match name {
+        "retrieval" => (Quantity::OptimalLoss, "retrieval", &["theta", "length", "attention", "bias", "aggregation"]),
+        "heads" => (Quantity::Regret, "heads", &["theta", "heads", "attention", "bias", "aggregation"]),
+        "specialised" => (Quantity::GrowthRate, "specialised", &["theta", "attention", "bias", "aggregation"]),
+        "activations" => (Quantity::OptimalLoss, "activations", &["theta", "attention", "bias", "aggregation"]),
+        // Rates at points that it finds by itself.
+        "stages" => (Quantity::Stages, "stages", &NAMES),
+        _ => return None,
+    };
+    Some(Reader { figure: Some(figure), own, ..Purpose::Phase(quantity).into() })
+}
+
+/// The fields of a figure: its defaults under what was given, or what a resumed folder holds.
+fn figure_fields(request: &Request, name: &str, reader: &Reader) -> Result<Map<String, Value>, Error> {
+    if let Some(folder) = &request.resume {
+        let (own, _) = saved(&folder.join(CHECKPOINT))?;
+        let Some(fields) = own["fields"].as_object().filter(|_| own["figure"] == name) else {
+            return Err(other_request(folder));
+        };
+        if !holds(fields, &request.fields, reader.purpose) {
+            return Err(other_request(folder));
+        }
+        return Ok(fields.clone());
+    }
+    let defaults = match name {
+        "heads" => json!({"length": 5, "tolerance": 1e-4, "starts": 4}),
+        "specialised" => json!({"length": 5, "heads": 2, "evaluator": "quadrature"}),
+        "activations" => json!({"length": 6, "heads": 2, "starts": 4, "tolerance": 1e-8}),
+        "stages" => json!({}),
+        _ => json!({"heads": 2, "starts": 4, "tolerance": 1e-5}),
+    };
+    let mut fields = defaults.as_object().cloned().unwrap_or_default();
+    // What is given and not read is refused here, once for all panels.
+    Spec::over(fields.clone(), &request.fields, *reader)?;
+    overlay(&mut fields, request.fields.clone(), reader.purpose);
+    Ok(fields)
 }
 
 fn axis(field: &str, values: Vec<f64>, log: bool) -> Axis {
@@ -450,11 +460,10 @@ fn with(fields: &Map<String, Value>, more: Value) -> Map<String, Value> {
 
 /// Bayes and optimal losses over `nu / sqrt(2 ln L)` and `log10 L`: flips, one feature, two heads.
 fn retrieval(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
-    let cases = [
-        (None, "Bayes (and bayes-softmax, H = 2)"),
-        (Some(Activation::Softmax), "softmax"),
-        (Some(Activation::Softmax1), "softmax1"),
-    ];
+    let heads = fields.get("heads").and_then(Value::as_u64).unwrap_or(2);
+    // One head for each sign is what bayes-softmax takes.
+    let bayes = if heads < 2 { "Bayes".to_string() } else { format!("Bayes (and bayes-softmax, H = {heads})") };
+    let cases = [(None, &*bayes), (Some(Activation::Softmax), "softmax"), (Some(Activation::Softmax1), "softmax1")];
     cases
         .into_iter()
         .map(|(activation, title)| {
@@ -462,7 +471,6 @@ fn retrieval(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
             let quantity = if activation.is_some() { Quantity::OptimalLoss } else { Quantity::BayesRisk };
             let attention = activation.unwrap_or(Activation::BayesSoftmax).name();
             let fields = with(fields, json!({"theta": {"kind": "flip", "nu": [1.0]}, "attention": attention}));
-            let fields = if activation.is_some() { fields } else { without_search(&fields) };
             let (ratios, lengths) = (x.values.clone(), y.values.clone());
             let cell = move |i: usize, j: usize| {
                 let length = 10f64.powf(lengths[j]).round();
@@ -485,13 +493,6 @@ fn retrieval(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
             })
         })
         .collect()
-}
-
-/// Fields without those that only a search has.
-fn without_search(fields: &Map<String, Value>) -> Map<String, Value> {
-    let mut fields = fields.clone();
-    fields.remove("starts");
-    fields
 }
 
 /// Regret over `nu` and `H` for the three activations, two flips: one head for each support point.
@@ -683,7 +684,7 @@ fn activations(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
             let spec = at(&fields, Quantity::OptimalLoss, &signal)?;
             return Ok(measure(&spec, Quantity::OptimalLoss, &Interruptible)?.value.max(0.0).into());
         }
-        let spec = at(&without_search(&fields), Quantity::BayesRisk, &signal)?;
+        let spec = at(&with(&fields, json!({"attention": "softmax"})), Quantity::OptimalLoss, &signal)?;
         let task = spec.task()?;
         let risk = best_bayes_risk(&task, 1e-12)?.risk.max(0.0);
         let floor = || floor(&task, spec.head_count(), &Attention::from(Activation::Softmax), risk);

@@ -15,7 +15,7 @@ use headflow::model::{
 };
 use headflow::sims::ensemble::Replica;
 use headflow::sims::sgd::{Engine, Sgd};
-use headflow::spec::{EvaluatorKind, Initial, PRUNE_TOLERANCE, Purpose, Spec, rows};
+use headflow::spec::{EvaluatorKind, Initial, PRUNE_TOLERANCE, Purpose, Reader, Spec, overlay, rows};
 use headflow::theory::evaluators::Averages;
 use headflow::theory::flow::{self, Solution, Statistics};
 use headflow::theory::moments::Coordinates;
@@ -26,7 +26,7 @@ use headflow::theory::settled::Settled;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use super::dynamics::{Place, completed, draw, own, place};
+use super::dynamics::{Place, draw, place};
 use super::simulate::{route_name, series, simulate};
 use super::{Clock, document, drawn, ensemble_route, exit_code, folder, print, say, theory_route};
 use crate::cli::Request;
@@ -407,34 +407,35 @@ fn panels() -> [(&'static str, Value); 2] {
     ]
 }
 
-/// Fields that are the figure's own.
-const OWN: [&str; 14] = [
-    "theta",
-    "heads",
-    "attention",
-    "bias",
-    "aggregation",
-    "engine",
-    "initial",
-    "m0",
-    "r0",
-    "b0",
-    "m",
-    "r",
-    "b",
-    "most_removed",
-];
-
-pub fn figure(request: &Request) -> Result<u8, Error> {
-    let clock = Clock::start();
-    if let Some(name) = OWN.iter().find(|name| request.fields.contains_key(**name)) {
-        return Err(Error::invalid(
-            *name,
-            "the figure shows two thetas with all three activations and their defaults, after flows and direct SGD from \
-             random keys; leave it out, or use prune",
-        ));
+/// What the figure reads: it shows two thetas with all three activations and their defaults, after flows and direct SGD
+/// from random keys.
+pub fn reader() -> Reader {
+    Reader {
+        figure: Some("pruning"),
+        // Of the simulations beside the flows.
+        also: &["test_samples"],
+        own: &[
+            "theta",
+            "heads",
+            "attention",
+            "bias",
+            "aggregation",
+            "engine",
+            "initial",
+            "m0",
+            "r0",
+            "b0",
+            "m",
+            "r",
+            "b",
+            "most_removed",
+        ],
+        ..Purpose::Prune.into()
     }
-    let spec = own("pruning", request)?;
+}
+
+pub fn figure(request: &Request, spec: &Spec) -> Result<u8, Error> {
+    let clock = Clock::start();
     let from = match place(request, "pruning")? {
         Place::There(from) => from,
         Place::New(mut folder) => {
@@ -451,7 +452,9 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
                         if let Some(engine) = engine {
                             own.insert("engine".into(), json!(engine));
                         }
-                        let spec = completed(Value::Object(own), Purpose::Prune, request)?;
+                        // Each takes what it reads of the fields that were given.
+                        overlay(&mut own, request.fields.clone(), Purpose::Prune);
+                        let spec = Spec::recorded(&own, Purpose::Prune)?;
                         let trained = train(&spec, request.quiet)?;
                         let all = pruned(&spec, &trained.systems, request.quiet)?;
                         if !request.quiet && !request.json {
@@ -474,11 +477,11 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
             }
             let rest = json!({"figure": "pruning", "pruning": drawn_panels});
             let _writing = writing_result();
-            folder.write_document(&document("figure", &spec, &clock, rest)?)?;
+            folder.write_document(&document("figure", spec, &clock, rest)?)?;
             folder.path().to_path_buf()
         }
     };
-    draw(request, &spec, &clock, &from, &|from, out| figures::pruning(from, out))?;
+    draw(request, spec, &clock, &from, &|from, out| figures::pruning(from, out))?;
     Ok(0)
 }
 

@@ -9,7 +9,7 @@ use headflow::model::series::Series;
 use headflow::model::{Error, StopReason};
 use headflow::sims::ensemble::{self, Checkpoint, Ensemble, Keep};
 use headflow::sims::sgd::{Engine, Sgd, Start};
-use headflow::spec::{FIELDS, Purpose, Spec, overlay};
+use headflow::spec::{FIELDS, Purpose, Spec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -122,14 +122,11 @@ fn read(folder: &Path, request: &Request) -> Result<(Spec, Checkpoint), Error> {
     let saved: Saved =
         serde_json::from_value(header).map_err(|e| wrong(format!("is not a complete checkpoint: {e}")))?;
     let Value::Object(fields) = saved.spec else { return Err(wrong("holds no spec".into())) };
-    let spec = Spec::from_map(&fields)?.complete(Purpose::Simulate)?;
+    let spec = Spec::recorded(&fields, Purpose::Simulate)?;
     if !request.fields.is_empty() {
         // Fields that are given again must mean what they meant.
-        let mut fields = fields.clone();
-        overlay(&mut fields, request.fields.clone());
-        let given = serde_json::to_value(Spec::from_map(&fields)?.complete(Purpose::Simulate)?)
-            .map_err(|e| wrong(e.to_string()))?;
-        let own = serde_json::to_value(&spec).map_err(|e| wrong(e.to_string()))?;
+        let given = Spec::over(fields, &request.fields, Purpose::Simulate)?.document()?;
+        let own = spec.document()?;
         if let Some(field) = FIELDS.iter().find(|f| own.get(f.name) != given.get(f.name)) {
             return Err(Error::invalid(
                 field.name,
@@ -149,9 +146,6 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let (spec, from, resumed) = match &request.resume {
         Some(path) => {
-            if request.out.is_some() {
-                return Err(Error::invalid("out", "a resumed run goes on in its own folder; leave --out away"));
-            }
             // Ours before it is read: another process may be going on with it.
             let folder = prepared(Some(path), "simulate", true)?;
             let (spec, checkpoint) = read(path, request)?;
@@ -167,7 +161,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         Some(folder) => folder,
         None => folder(request, "simulate")?,
     };
-    let own = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;
+    let own = Value::Object(spec.document()?);
     let saved = |checkpoint: Checkpoint| {
         serde_json::to_string(&Saved {
             format: FORMAT.into(),

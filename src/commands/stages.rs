@@ -31,13 +31,12 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     }
 }
 
+/// Fields that say what is looked for in results that exist.
+pub const OF_RESULTS: [&str; 3] = ["on", "motion", "contrast"];
+
 /// The stages of every route in a result folder.
 fn read(request: &Request, from: &std::path::Path) -> Result<u8, Error> {
     let clock = Clock::start();
-    let allowed = ["on", "motion", "contrast"];
-    if let Some(name) = request.fields.keys().find(|name| !allowed.contains(&name.as_str())) {
-        return Err(Error::invalid(name, "has no effect on results that exist (--from); leave it out"));
-    }
     if request.out.is_some() {
         return Err(Error::invalid("out", "nothing is written when results are read (--from); leave it out"));
     }

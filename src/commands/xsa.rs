@@ -4,6 +4,7 @@
 use headflow::figures;
 use headflow::model::{Error, Watch};
 use headflow::phase::{Axis, parse_range};
+use headflow::spec::count;
 use headflow::xsa;
 use headflow::xsa::synthetic::Synthetic;
 use serde_json::{Value, json};
@@ -29,12 +30,6 @@ pub fn run(request: &Request) -> Result<u8, Error> {
 /// Draws a result that exists; `xsa-bias` can also be computed.
 pub fn figure(request: &Request) -> Result<u8, Error> {
     let name = request.figure.as_deref().unwrap_or_default();
-    if let Some(given) = request.fields.keys().next() {
-        return Err(Error::invalid(given, format!("has no effect on {name}; leave it out")));
-    }
-    if request.resume.is_some() {
-        return Err(Error::invalid("resume", format!("{name} is not resumable; leave it out")));
-    }
     let Some(from) = &request.from else {
         if name == "xsa-bias" {
             return bias(request);
@@ -66,8 +61,8 @@ fn input(error: xsa::Error) -> Error {
 
 fn whole(request: &Request, name: &str, default: usize, from: usize, to: usize) -> Result<usize, Error> {
     let Some(text) = request.xsa.get(name) else { return Ok(default) };
-    match text.parse() {
-        Ok(value) if (from..=to).contains(&value) => Ok(value),
+    match count(text).and_then(|value| usize::try_from(value).ok()) {
+        Some(value) if (from..=to).contains(&value) => Ok(value),
         _ => {
             Err(Error::invalid(name.replace('_', "-"), format!("\"{text}\" is not a whole number from {from} to {to}")))
         }
@@ -97,8 +92,8 @@ struct BiasMaps {
 impl BiasMaps {
     fn parse(request: &Request) -> Result<Self, Error> {
         let lengths = request.xsa.get("lengths").map_or("16,128,1024", String::as_str);
-        let length = |text: &str| match text.trim().parse() {
-            Ok(length) if (2..=16_384).contains(&length) => Ok(length),
+        let length = |text: &str| match count(text).and_then(|length| usize::try_from(length).ok()) {
+            Some(length) if (2..=16_384).contains(&length) => Ok(length),
             _ => Err(Error::invalid("lengths", format!("\"{text}\" is not a whole number from 2 to 16384"))),
         };
         let seed = request.xsa.get("seed").map_or("0", String::as_str);
@@ -118,7 +113,7 @@ impl BiasMaps {
                     spread: spread.parse().ok().filter(|s| (0.0..=10.0).contains(s)).ok_or_else(|| {
                         Error::invalid("spread", format!("\"{spread}\" is not a number from 0 to 10"))
                     })?,
-                    seed: seed.parse().map_err(|_| {
+                    seed: count(seed).ok_or_else(|| {
                         Error::invalid("seed", format!("\"{seed}\" is not a whole number from 0 to 2^64 - 1"))
                     })?,
                 },
@@ -242,6 +237,7 @@ use self::language_model::measure;
 
 #[cfg(feature = "gguf")]
 mod language_model {
+    use headflow::json;
     use headflow::xsa::bias::{attended_rho, compare};
     use headflow::xsa::gguf::File;
     use headflow::xsa::llama::Likelihood;
@@ -253,8 +249,6 @@ mod language_model {
 
     use headflow::model::text::cut;
     use ndarray::Array3;
-    use serde::Deserialize;
-    use serde_json::error::Category;
     use statrs::statistics::{Data, OrderStatistics};
 
     use super::*;
@@ -293,26 +287,12 @@ mod language_model {
 
     /// The token ids in a file: a list, or an object with one.
     fn token_list(path: &str) -> Result<Vec<u32>, Error> {
-        #[derive(Deserialize)]
-        struct Document {
-            tokens: Vec<u32>,
-        }
-        let text = read(path)?;
-        let text = text.trim_start_matches('\u{feff}').trim_start();
-        let parsed = if text.starts_with('{') {
-            serde_json::from_str::<Document>(text).map(|document| document.tokens)
-        } else {
-            serde_json::from_str(text)
-        };
-        parsed.map_err(|error| match error.classify() {
-            Category::Data if error.to_string().starts_with("duplicate field") => {
-                Error::unreadable(path, "has \"tokens\" twice")
-            }
-            Category::Data => {
-                Error::unreadable(path, "is not a list of token ids: [1, 2, ...], or an object whose \"tokens\" is one")
-            }
-            _ => Error::unreadable(path, format!("is not JSON: {error}")),
-        })
+        let wrong =
+            || Error::unreadable(path, "is not a list of token ids: [1, 2, ...], or an object whose \"tokens\" is one");
+        let content: Value =
+            json::parse(&read(path)?).map_err(|e| Error::unreadable(path, format!("is not JSON: {e}")))?;
+        let list = content.get("tokens").unwrap_or(&content).as_array().ok_or_else(wrong)?;
+        list.iter().map(|v| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)).collect()
     }
 
     /// Bytes of memory that can still be had: of the machine, of the container, of the process's own limit.
