@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use headflow_model::{Error, Watch};
+use headflow_model::{Error, Watch, largest, largest_size};
 use headflow_theory::bayes::best_bayes_risk;
 use headflow_theory::evaluators::Averages;
 use headflow_theory::flow::average;
@@ -390,10 +390,10 @@ pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64
             let evaluators = spec.evaluators()?;
             let settled = unspecialised(&evaluators, 0.0)?;
             // Without a mean of theta it is k = 0, which softmax1 holds at a bias of its own.
-            let at = if settled.m.amax() > 0.0 { settled } else { zero(&evaluators[0])? };
+            let at = if largest_size(settled.m.iter()) > 0.0 { settled } else { zero(&evaluators[0])? };
             let found = linearise(&evaluators, &at, watch)?;
             let specialising = found.modes.iter().filter(|mode| mode.kind != Kind::Symmetric);
-            Ok(specialising.map(|mode| mode.rate).fold(f64::NEG_INFINITY, f64::max))
+            Ok(largest(specialising.map(|mode| mode.rate)))
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
-use headflow::model::{Activation, Attention, Error, Task, Theta};
+use headflow::model::{Activation, Attention, Error, Task, Theta, larger, largest_size};
 use headflow::phase::{Axis, Cells, Quantity, fill, map_document, measure, saved, set, to_save};
 use headflow::spec::{Purpose, Spec};
 use headflow::theory::bayes::best_bayes_risk;
@@ -239,7 +239,7 @@ fn retrieval_line(spec: &Spec, x: &Axis, y: &Axis) -> Option<Value> {
     let Theta::Flip { nu } = &spec.theta else { return None };
     let signal = |axis: &Axis| match axis.field.as_str() {
         "theta.nu" => Some(1.0),
-        "theta.scale" => Some(nu.iter().copied().map(f64::abs).fold(0.0, f64::max)),
+        "theta.scale" => Some(largest_size(nu)),
         _ => None,
     };
     let along = |lengths: &Axis, unit: f64, turned: bool| {
@@ -453,7 +453,8 @@ fn heads(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
             let (signals, counts) = (x.values.clone(), y.values.clone());
             let cell = move |i: usize, j: usize| {
                 let values = [("theta.nu", signals[i]), ("heads", counts[j])];
-                measure(&at(&fields, Quantity::Regret, &values)?, Quantity::Regret, &Interruptible).map(|r| r.max(0.0))
+                measure(&at(&fields, Quantity::Regret, &values)?, Quantity::Regret, &Interruptible)
+                    .map(|r| larger(r, 0.0))
             };
             Ok(Panel {
                 title: activation.name().into(),
@@ -617,11 +618,11 @@ fn activations(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         if let Some(activation) = Activation::ALL.get(j) {
             let fields = with(&fields, json!({"attention": activation.name()}));
             let spec = at(&fields, Quantity::OptimalLoss, &signal)?;
-            return Ok(measure(&spec, Quantity::OptimalLoss, &Interruptible)?.max(0.0));
+            return Ok(larger(measure(&spec, Quantity::OptimalLoss, &Interruptible)?, 0.0));
         }
         let spec = at(&without_search(&fields), Quantity::BayesRisk, &signal)?;
         let task = spec.task()?;
-        let risk = best_bayes_risk(&task, 1e-12)?.risk.max(0.0);
+        let risk = larger(best_bayes_risk(&task, 1e-12)?.risk, 0.0);
         Ok(if j == 3 { risk } else { floor(&task, spec.head_count(), &Attention::from(Activation::Softmax), risk) })
     };
     Ok(vec![Panel {

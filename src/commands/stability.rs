@@ -1,7 +1,7 @@
 //! `headflow stability`: growth rates at stationary points, what grows, and when it leaves.
 
 use headflow::folder::RunFolder;
-use headflow::model::{Activation, Bias, Error, Watch};
+use headflow::model::{Activation, Bias, Error, Watch, largest_size};
 use headflow::spec::{At, Spec, rows};
 use headflow::theory::escape::{Escape, Rates, departure};
 use headflow::theory::evaluators::Averages;
@@ -11,7 +11,7 @@ use headflow::theory::stages::stages;
 use serde_json::{Value, json};
 
 use super::flow::integrate;
-use super::{Clock, document, print};
+use super::{Clock, document, missed, print};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress};
 
@@ -63,6 +63,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         Some(At::Plateaus) => at_plateaus(spec, &evaluators, request.quiet, &mut notes)?,
         _ => at_unspecialised(spec, &evaluators, request.quiet, &mut notes)?,
     };
+    notes.extend(Some(missed(spec, &evaluators).trim_end().to_string()).filter(|note| !note.is_empty()));
     let dimensions = spec.dimensions.clone().unwrap_or_else(|| DIMENSIONS.to_vec());
     let mut text: String = answers.iter().map(|answer| answer.text(&dimensions)).collect();
     for note in &notes {
@@ -105,7 +106,7 @@ fn at_unspecialised(
     progress.advance(1);
     match unspecialised(evaluators, 0.0) {
         // Without a mean of theta it is k = 0 itself.
-        Ok(common) if common.m.amax() > 0.0 => {
+        Ok(common) if largest_size(common.m.iter()) > 0.0 => {
             let words = "unspecialised fixed point of gradient flow: all heads equal".into();
             answers.push(Answer::new("unspecialised", words, 0.0, spec, evaluators, &common)?);
         }
@@ -130,7 +131,7 @@ fn at_unspecialised(
 
 /// What rates mean where noise holds the point.
 fn with_noise(at: &Coordinates) -> &'static str {
-    if at.m.amax() == 0.0 {
+    if largest_size(at.m.iter()) == 0.0 {
         "rates along the features, exact there; other modes change the noise itself and are left out"
     } else {
         "rates along the features, without terms of order gamma; other modes change the noise itself and are left out"
@@ -207,7 +208,7 @@ impl Answer {
     ) -> Result<Self, Error> {
         let stability = linearise(evaluators, at, &Interruptible)?;
         let mut answer = Self::of(name, description, gamma, stability);
-        if answer.stability.at.m.amax() == 0.0 {
+        if largest_size(answer.stability.at.m.iter()) == 0.0 {
             answer.escapes = escapes(spec, &answer.stability, gamma, evaluators)?;
         }
         if gamma > 0.0 {

@@ -26,7 +26,7 @@ use headflow_model::{
 use nalgebra::DMatrix;
 use rayon::prelude::*;
 
-use crate::moments::{Coordinates, Evaluator, Moments};
+use crate::moments::{Coordinates, Evaluator, Moments, check_noise};
 
 /// How much of `tr r` a pivot may be off before a point counts as outside the cone.
 const CONE: f64 = 1e-6;
@@ -116,12 +116,6 @@ impl Options {
     }
 
     fn validate(&self, shape: Shape) -> Result<(), Error> {
-        if !(self.noise.is_finite() && self.noise >= 0.0) {
-            return Err(Error::invalid(
-                "gamma",
-                format!("gamma / batch must be finite and not negative, got {}", self.noise),
-            ));
-        }
         if self.times.is_empty() {
             return Err(Error::invalid("times", "there must be at least one"));
         }
@@ -292,13 +286,8 @@ pub fn solve<E: Evaluator>(
             ),
         ));
     }
+    check_noise(evaluator, options.noise)?;
     options.validate(shape)?;
-    if options.noise > 0.0 && !evaluator.gives_noise() {
-        return Err(Error::invalid(
-            "evaluator",
-            "quadrature gives the loss and its gradient, not the noise of SGD that gamma > 0 needs: use gamma 0, or evaluator qmc",
-        ));
-    }
     let state = State {
         shape,
         with_overlaps: options.noise > 0.0,
@@ -309,9 +298,19 @@ pub fn solve<E: Evaluator>(
         System { evaluator, state, noise: options.noise, failure: RefCell::new(None), evaluations: Cell::new(0) };
     let y0 = state.pack(start);
     let end = options.times[options.times.len() - 1];
-    let mut recorder =
-        Recorder { system: &system, options, watch, trajectory: Trajectory::new(shape), reported: 0, end };
+    let mut recorder = Recorder {
+        system: &system,
+        options,
+        watch,
+        trajectory: Trajectory::new(shape),
+        reported: 0,
+        end,
+        missing: None,
+    };
     recorder.record_until(0.0, |_| Ok(y0.clone()))?;
+    if let Some(stop) = recorder.missing.take() {
+        return Ok(recorder.finish(stop, Statistics { evaluations: system.evaluations.get(), ..Default::default() }));
+    }
     if let Some(stop) = system.event_at_start(&y0, &options.events) {
         return Ok(recorder.finish(stop, Statistics { evaluations: system.evaluations.get(), ..Default::default() }));
     }
@@ -325,7 +324,9 @@ pub fn solve<E: Evaluator>(
 
 /// The derivative of the order parameters at a point: `dm`, `dr`, `db`, and the loss there.
 ///
-/// This is the right-hand side of the flow in the coordinates `(m, r, b)`, whatever `noise` is.
+/// This is the right-hand side of the flow in the coordinates `(m, r, b)`, whatever `noise` is. Where the evaluator
+/// has no value it is NaN, and so is `dr` where `noise > 0` and the evaluator does not give it
+/// ([`check_noise`](crate::moments::check_noise)).
 pub fn derivative<E: Evaluator>(evaluator: &E, point: &OrderParameters, noise: f64) -> Derivative {
     let rule = evaluator.attention().bias;
     let at = Coordinates::of(point, evaluator.attention());
@@ -404,8 +405,9 @@ fn derivative_of_overlaps(
 ) -> DMatrix<f64> {
     let u = &at.m * moments.gx.transpose() + &at.c * moments.gc.transpose();
     let mut dr = -&u - u.transpose();
-    if noise > 0.0 {
-        // Without gg there is no such flow: never one without its noise instead.
+    // A noise of NaN is no noise of zero.
+    if !(noise <= 0.0) {
+        // Entries refuse an evaluator without gg (`check_noise`); whatever comes here all the same has no value.
         match &moments.gg {
             Some(gg) => dr += gg * noise,
             None => dr.fill(f64::NAN),
@@ -648,6 +650,8 @@ struct Recorder<'a, E> {
     trajectory: Trajectory,
     reported: u64,
     end: f64,
+    /// Why a state that was asked for is not there.
+    missing: Option<StopReason>,
 }
 
 impl<E: Evaluator> Recorder<'_, E> {
@@ -659,8 +663,23 @@ impl<E: Evaluator> Recorder<'_, E> {
             }
             let y = at(next).map_err(|e| solver_error(&e))?;
             // An interpolated state may lie outside the cone by the tolerance; it is recorded as it is.
-            let Ok((at, r)) = self.system.state.unpack_anywhere(&y) else { break };
+            let not_finite = |variable: String| Some(StopReason::NotFinite { time: next, variable });
+            let (at, r) = match self.system.state.unpack_anywhere(&y) {
+                Ok(found) => found,
+                Err(Failure::NotFinite(index)) => {
+                    self.missing = not_finite(self.system.state.name(index));
+                    break;
+                }
+                Err(Failure::LeftCone(pivot)) => {
+                    self.missing = Some(StopReason::LeftCone { time: next, pivot });
+                    break;
+                }
+            };
             let loss = self.system.evaluator.loss(&self.on_cone(&at, &r)).value();
+            if !loss.is_finite() {
+                self.missing = not_finite("loss".into());
+                break;
+            }
             let b = biases(self.system.state.bias, &r, &at.b);
             self.trajectory.rows.push(self.trajectory.shape.row(loss, &at.m, &r, &b));
             self.trajectory.times.push(next);
@@ -784,6 +803,9 @@ where
                     _ => solver.state().t,
                 };
                 recorder.record_until(reach, |t| solver.interpolate(t).map(|y| y.batch_as_slice(0).to_vec()))?;
+                if let Some(stop) = recorder.missing.take() {
+                    break stop;
+                }
                 let recorded = &recorder.trajectory.times;
                 if recorder.watch.interrupted() && recorded.len() < recorder.options.times.len() {
                     break StopReason::Interrupted { time: recorded.last().copied().unwrap_or(before) };
