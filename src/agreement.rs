@@ -23,7 +23,7 @@
 //! `agree` when no quantity at any time exceeds that limit. With one dimension `a` and `b / D`
 //! cannot be told apart, and the verdict is `undetermined`.
 
-use headflow_model::{Quantity, Shape, Trajectory, mean_and_error};
+use headflow_model::{Quantity, Shape, Trajectory, larger, largest_size, mean_and_error};
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
@@ -267,6 +267,9 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
     let size = found.standard_errors.abs();
     let list = dimensions.iter().map(|d| d.to_string()).collect::<Vec<_>>().join(", ");
     let threshold = limit(comparisons);
+    if !size.is_finite() {
+        return undetermined(not_finite(&name, &found), rows, None);
+    }
     let (outcome, relation) =
         if size <= threshold { (Outcome::Agree, "within") } else { (Outcome::Disagree, "beyond") };
     let alone = if measured.iter().any(|m| m.scrambles < 2) {
@@ -326,6 +329,9 @@ pub fn judge_engines(one: &[Measured<'_>], other: &[Measured<'_>], complete: boo
     let (outcome, summary) = match &worst {
         _ if !complete => (Outcome::Undetermined, "a run stopped before its last time".to_string()),
         None => (Outcome::Undetermined, "one replica has no standard error: use --replicas 2 or more".to_string()),
+        Some((name, _, found)) if !found.standard_errors.is_finite() => {
+            (Outcome::Undetermined, not_finite(name, found))
+        }
         Some((name, dimension, found)) => {
             let size = found.standard_errors.abs();
             let (outcome, relation) =
@@ -350,6 +356,14 @@ pub fn judge_engines(one: &[Measured<'_>], other: &[Measured<'_>], complete: boo
     }
 }
 
+/// Why there is no verdict where a deviation is no number.
+fn not_finite(name: &str, found: &Deviation) -> String {
+    format!(
+        "the deviation of {name} at tau = {} is {} +- {}: where a number or its error is missing there is nothing to judge",
+        found.time, found.value, found.standard_error
+    )
+}
+
 impl Sample {
     /// The mean of independent values.
     fn of(values: &[f64]) -> Self {
@@ -367,15 +381,17 @@ fn differences(measured: &Measured<'_>, shape: Shape, t: usize, quantity: Option
 
 /// The theory's own variance: shared by all dimensions, so it counts once.
 fn theory_variance(measured: &[Measured<'_>], shape: Shape, t: usize, quantity: Option<Quantity>) -> Sample {
-    let variance = measured
-        .iter()
-        .filter_map(|m| match quantity {
-            Some(quantity) => Some(m.predicted_error?.rows.get(t)?[shape.index(quantity)]),
-            None => m.predicted_trace_error?.get(t).copied(),
-        })
-        .filter(|error| error.is_finite())
-        .map(|error| error * error)
-        .fold(0.0, f64::max);
+    let variance = largest_size(
+        measured
+            .iter()
+            .filter_map(|m| match quantity {
+                Some(quantity) => Some((m.scrambles, m.predicted_error?.rows.get(t)?[shape.index(quantity)])),
+                None => Some((m.scrambles, *m.predicted_trace_error?.get(t)?)),
+            })
+            // One scramble has no error (NaN), and the verdict says so; of several one that is missing is not zero.
+            .filter(|(scrambles, error)| *scrambles > 1 || error.is_finite())
+            .map(|(_, error)| error * error),
+    );
     let scrambles = measured.iter().map(|m| m.scrambles).min().unwrap_or(1);
     Sample { mean: 0.0, variance, freedom: (scrambles as f64 - 1.0).max(1.0) }
 }
@@ -389,7 +405,7 @@ fn steady(samples: &[Sample]) -> Vec<Sample> {
         .map(|t| {
             let around = &samples[t.saturating_sub(REACH)..(t + REACH + 1).min(samples.len())];
             let mean = around.iter().map(|s| s.variance).sum::<f64>() / around.len() as f64;
-            Sample { variance: samples[t].variance.max(mean), ..samples[t] }
+            Sample { variance: larger(samples[t].variance, mean), ..samples[t] }
         })
         .collect()
 }
@@ -404,17 +420,21 @@ fn deviation(time: f64, value: f64, parts: [Sample; 2], rounding: f64) -> Deviat
     if value.abs() <= rounding {
         return Deviation { time, value, standard_error: variance.sqrt(), standard_errors: 0.0 };
     }
-    let error = variance.sqrt().max(rounding);
-    let freedom = if variance > 0.0 {
-        variance * variance / parts.iter().map(|p| p.variance * p.variance / p.freedom).sum::<f64>()
-    } else {
+    let error = larger(variance.sqrt(), rounding);
+    let freedom = if variance == 0.0 {
         f64::INFINITY
+    } else {
+        variance * variance / parts.iter().map(|p| p.variance * p.variance / p.freedom).sum::<f64>()
     };
     Deviation { time, value, standard_error: error, standard_errors: normal_deviate(value / error, freedom) }
 }
 
 /// The normal deviate as improbable as a Student `t` with `freedom` degrees.
 fn normal_deviate(t: f64, freedom: f64) -> f64 {
+    // Neither a deviation that is no number, nor one whose error is none, has a deviate.
+    if t.is_nan() || freedom.is_nan() {
+        return f64::NAN;
+    }
     let magnitude = t.abs();
     let tail = match StudentsT::new(0.0, 1.0, freedom) {
         Ok(student) if freedom < 1e4 => student.sf(magnitude),

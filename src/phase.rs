@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use headflow_model::{Error, Watch, largest, smallest};
+use headflow_model::{Error, Watch, largest, largest_size, smallest};
 use headflow_theory::bayes::best_bayes_risk;
 use headflow_theory::evaluators::Averages;
 use headflow_theory::flow::average;
@@ -626,10 +626,10 @@ fn number(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64, Err
             let evaluators = Watched::all(&evaluators, watch);
             let settled = unspecialised(&evaluators, 0.0)?;
             // Without a mean of theta it is k = 0, which softmax1 holds at a bias of its own.
-            let at = if settled.m.amax() > 0.0 { settled } else { zero(&evaluators[0])? };
+            let at = if largest_size(settled.m.iter()) > 0.0 { settled } else { zero(&evaluators[0])? };
             let found = linearise(&evaluators, &at, watch)?;
             let specialising = found.modes.iter().filter(|mode| mode.kind != Kind::Symmetric);
-            Ok(specialising.map(|mode| mode.rate).fold(f64::NEG_INFINITY, f64::max))
+            Ok(largest(specialising.map(|mode| mode.rate)))
         }
         Quantity::FlowLoss | Quantity::SpecialisedHeads | Quantity::Stages => {
             of_a_flow(spec, quantity, watch).map(|found| found.value)

@@ -5,7 +5,9 @@
 //! completed spec says everything about a run and gives the same numbers when it is run again. What is given
 //! and not read is refused.
 
-use headflow_model::{Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, Watch, biases};
+use headflow_model::{
+    Activation, Aggregation, Attention, Bias, Error, OrderParameters, Task, Theta, Watch, biases, largest,
+};
 use headflow_sims::ensemble;
 use headflow_sims::sgd::{Engine, Sgd, Start};
 use headflow_theory::evaluators::Averages;
@@ -913,7 +915,7 @@ impl Spec {
         if purpose == Purpose::Compare {
             return Err(Error::invalid("evaluator", "compare needs the noise of SGD, which only qmc gives"));
         }
-        if with_noise && self.gamma > 0.0 && self.at != Some(At::Point) {
+        if with_noise && self.gamma > 0.0 {
             return Err(Error::invalid(
                 "evaluator",
                 "quadrature gives no noise of SGD: use --gamma 0 (gradient flow), or --evaluator qmc",
@@ -1320,7 +1322,8 @@ impl Spec {
 /// The rank of the overlaps, eigenvalues below 1e-13 of the largest counting as zero.
 fn rank(point: &OrderParameters) -> usize {
     let eigenvalues = point.r().symmetric_eigenvalues();
-    eigenvalues.iter().filter(|v| **v > 1e-13 * eigenvalues.max()).count()
+    let largest = largest(eigenvalues.iter());
+    eigenvalues.iter().filter(|v| **v > 1e-13 * largest).count()
 }
 
 /// Alignments of size 0.1 that single out no direction of a sign-symmetric theta: head `h` prefers

@@ -2,6 +2,8 @@
 
 mod common;
 
+use headflow::model::{largest_size, smallest};
+
 use common::{ok, printed, refused};
 use serde_json::{Value, json};
 
@@ -46,8 +48,8 @@ fn a_given_point_is_pruned_as_the_losses_of_its_parts() {
             assert!((value - expected).abs() < 3e-3, "{n} removed, {field}: {value} against {expected}");
         };
         close("mean", losses.iter().sum::<f64>() / losses.len() as f64);
-        close("best", losses.iter().copied().fold(f64::INFINITY, f64::min));
-        close("worst", losses.iter().copied().fold(0.0, f64::max));
+        close("best", smallest(losses.iter().copied()));
+        close("worst", largest_size(losses.iter().copied()));
     }
     assert_eq!(rows[1]["best_kept"].as_array().unwrap().len(), 2);
     assert_eq!(pruning["rows"][1]["standard_error"], Value::Null, "one system has no error");

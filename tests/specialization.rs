@@ -1,6 +1,6 @@
 //! Stages of specialization: predicted from the spectrum, followed by flows and by chains.
 
-use headflow::model::{Activation, OrderParameters, Task, Theta, Unwatched, mean_and_error};
+use headflow::model::{Activation, OrderParameters, Task, Theta, Unwatched, largest_size, mean_and_error};
 use headflow::sims::ensemble::{self, simulate};
 use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::{Engine, Sgd, Start};
@@ -118,8 +118,8 @@ fn chains_on_either_side_of_the_boundary_part() {
             let m = run.trajectory.m(run.trajectory.times.len() - 1);
             let strength = |h: usize, f: usize| m[(h, f)].abs() / second[(f, f)].sqrt();
             // Below: heads turn to the second feature. Above: all four stay on the first.
-            let largest = |f: usize| (0..4).map(|h| strength(h, f)).fold(0.0, f64::max);
-            assert_eq!(largest(1) > 0.5, stage, "signal {signal}: {m}");
+            let most = |f: usize| largest_size((0..4).map(|h| strength(h, f)));
+            assert_eq!(most(1) > 0.5, stage, "signal {signal}: {m}");
             assert!(stage || (0..4).all(|h| strength(h, 0) > 0.5), "signal {signal}: {m}");
         }
     }

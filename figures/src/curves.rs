@@ -381,7 +381,9 @@ mod tests {
             let of_head = |head| (0..simulations).map(move |s| place((head, heads), (s, simulations)));
             let mut places: Vec<_> = (0..heads).flat_map(of_head).collect();
             places.sort_by(f64::total_cmp);
-            let closest = places.windows(2).map(|p| p[1] - p[0]).fold(1.0 - places[places.len() - 1], f64::min);
+            let closest = headflow_model::smallest(
+                places.windows(2).map(|p| p[1] - p[0]).chain([1.0 - places[places.len() - 1]]),
+            );
             assert!(places[0] >= 0.0 && closest > 0.99 / (heads * simulations) as f64, "{heads} {simulations}");
         }
         let of_head: Vec<_> = (0..2).map(|s| place((0, 4), (s, 2))).collect();

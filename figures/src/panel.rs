@@ -338,7 +338,7 @@ impl Panel {
                 let (at, half) = (width * axis.fraction(self.x_scale.place(*value)), text_width(label, TICK)? / 2.0);
                 ends.push((at - half, at + half));
             }
-            Ok(ends.windows(2).map(|pair| pair[1].0 - pair[0].1).fold(f64::INFINITY, f64::min))
+            Ok(headflow_model::smallest(ends.windows(2).map(|pair| pair[1].0 - pair[0].1)))
         };
         let marks = marked(&self.x_marks);
         if !marks.is_empty() && space(&marks)? >= GAP {
@@ -376,7 +376,7 @@ impl Panel {
         }
         let labels = self.y_ticks(height);
         let widths = labels.iter().map(|(_, label)| text_width(label, TICK)).collect::<Result<Vec<_>, _>>()?;
-        Ok(widths.into_iter().fold(0.0, f64::max) + 86.0)
+        Ok(headflow_model::largest_size(widths) + 86.0)
     }
 
     /// The width taken from the area by its scale of colours.
@@ -883,14 +883,14 @@ impl Bar {
     fn number_width(&self) -> Result<f64, Error> {
         let ticks = self.shades.ticks();
         let widths = ticks.iter().map(|(_, label)| text_width(label, TICK)).collect::<Result<Vec<_>, _>>()?;
-        Ok(widths.into_iter().fold(0.0, f64::max) + BAR_NUMBERS)
+        Ok(headflow_model::largest_size(widths) + BAR_NUMBERS)
     }
 
     /// Draws the label and the scale beside it, in the middle of a figure `width` wide.
     fn draw<DB: DrawingBackend>(&self, canvas: &Canvas<'_, DB>, width: f64, top: f64) -> Result<(), Error> {
         const GAP: f64 = 22.0;
         let widths = self.label.iter().map(|line| text_width(line, LABEL)).collect::<Result<Vec<_>, _>>()?;
-        let label = widths.into_iter().fold(0.0, f64::max);
+        let label = headflow_model::largest_size(widths);
         let length = (width - 4.0 * EDGE - label - GAP).min(760.0);
         let left = (width - label - GAP - length) / 2.0 + label + GAP;
         let (top, bottom) = (top + 8.0, top + 8.0 + BAR_HEIGHT);

@@ -11,6 +11,7 @@ use nalgebra::DMatrix;
 
 use crate::attention::Bias;
 use crate::error::{Error, finite};
+use crate::extremes::{largest_size, smallest};
 
 /// Largest entry of `m` or `r`: scores of this size are beyond what the arithmetic resolves.
 const LARGEST: f64 = 1e12;
@@ -48,8 +49,8 @@ impl OrderParameters {
         m.iter().try_for_each(|&v| finite(names[0], v))?;
         r.iter().try_for_each(|&v| finite(names[1], v))?;
         b.iter().try_for_each(|&v| finite(names[2], v))?;
-        for (name, largest) in [(names[0], m.amax()), (names[1], r.amax())] {
-            if largest > LARGEST {
+        for (name, largest) in [(names[0], largest_size(m.iter())), (names[1], largest_size(r.iter()))] {
+            if !(largest <= LARGEST) {
                 return Err(Error::invalid(
                     name,
                     format!("has an entry of size {largest:.1e}, above the limit of {LARGEST:.0e}"),
@@ -66,12 +67,12 @@ impl OrderParameters {
             return Err(Error::invalid(names[2], format!("has length {} but {} has {heads} heads", b.len(), names[0])));
         }
         let scale = r.trace().abs().max(f64::MIN_POSITIVE);
-        if (&r - r.transpose()).amax() > TOLERANCE * scale {
+        if !(largest_size((&r - r.transpose()).iter()) <= TOLERANCE * scale) {
             return Err(Error::invalid(names[1], "is not symmetric"));
         }
         let r = (&r + r.transpose()) * 0.5;
-        let eigenvalue = (&r - &m * m.transpose()).symmetric_eigenvalues().min();
-        if eigenvalue.is_nan() || eigenvalue < -TOLERANCE * scale {
+        let eigenvalue = smallest((&r - &m * m.transpose()).symmetric_eigenvalues().iter());
+        if !(eigenvalue >= -TOLERANCE * scale) {
             return Err(Error::ImpossibleOverlaps { field: format!("{}, {}", names[0], names[1]), eigenvalue });
         }
         Ok(Self { m, r, b })
@@ -164,7 +165,7 @@ pub fn biases(rule: Bias, r: &DMatrix<f64>, b: &[f64]) -> Vec<f64> {
 pub struct NotPositive {
     /// Index of the pivot.
     pub index: usize,
-    /// Its value, below minus the tolerance.
+    /// Its value: below minus the tolerance, or not finite.
     pub pivot: f64,
 }
 
@@ -172,20 +173,20 @@ pub struct NotPositive {
 /// `S`: Cholesky, in which a pivot within `tolerance` of zero ends its column.
 ///
 /// # Errors
-/// When a pivot is below `-tolerance`, or a column below a vanishing pivot does not vanish.
+/// When a pivot is below `-tolerance` or not finite, or a column below a vanishing pivot does not vanish.
 pub fn lower_factor(s: &DMatrix<f64>, tolerance: f64) -> Result<DMatrix<f64>, NotPositive> {
     let n = s.nrows();
     let mut c = DMatrix::zeros(n, n);
     for j in 0..n {
         let pivot = s[(j, j)] - (0..j).map(|k| c[(j, k)] * c[(j, k)]).sum::<f64>();
-        if pivot.is_nan() || pivot < -tolerance {
+        if !(pivot >= -tolerance && pivot.is_finite()) {
             return Err(NotPositive { index: j, pivot });
         }
         let column = |c: &DMatrix<f64>, i: usize| s[(i, j)] - (0..j).map(|k| c[(i, k)] * c[(j, k)]).sum::<f64>();
         if pivot <= tolerance {
             for i in j + 1..n {
                 let rest = column(&c, i);
-                if rest * rest > 4.0 * tolerance * (s[(i, i)].abs() + tolerance) {
+                if !(rest * rest <= 4.0 * tolerance * (s[(i, i)].abs() + tolerance)) {
                     return Err(NotPositive { index: j, pivot });
                 }
             }
@@ -218,7 +219,7 @@ mod tests {
             let point = OrderParameters::new(m, &keys * keys.transpose(), vec![0.0; heads]).unwrap();
             let c = point.residual_factor();
             let rebuilt = &c * c.transpose() + point.m() * point.m().transpose();
-            prop_assert!((rebuilt - point.r()).amax() < 1e-7 * point.r().trace());
+            prop_assert!(largest_size((rebuilt - point.r()).iter()) < 1e-7 * point.r().trace());
             for i in 0..heads {
                 for j in i + 1..heads {
                     prop_assert_eq!(c[(i, j)], 0.0);
@@ -258,7 +259,9 @@ mod tests {
         let point = of(&keys, &[0.1, 0.2, 0.3, 0.4]);
         let rest = point.kept(&[3, 1]).unwrap();
         let direct = of(&keys.select_rows(&[3, 1]), &[0.4, 0.2]);
-        assert!((rest.m() - direct.m()).amax() == 0.0 && (rest.r() - direct.r()).amax() < 1e-14);
+        assert!(
+            largest_size((rest.m() - direct.m()).iter()) == 0.0 && largest_size((rest.r() - direct.r()).iter()) < 1e-14
+        );
         assert_eq!(rest.b(), direct.b());
         for wrong in [&[][..], &[4], &[1, 1]] {
             assert!(point.kept(wrong).is_err(), "{wrong:?}");
@@ -271,7 +274,7 @@ mod tests {
         let r = DMatrix::from_row_slice(2, 2, &[1e-9, 3e-5, 3e-5, 1.0]);
         let point = OrderParameters::new(DMatrix::zeros(2, 1), r.clone(), vec![0.0; 2]).unwrap();
         let c = point.residual_factor();
-        assert!((&c * c.transpose() - r).amax() < 1e-15);
+        assert!(largest_size((&c * c.transpose() - r).iter()) < 1e-15);
     }
 
     #[test]

@@ -102,21 +102,40 @@ pub fn write_csv(series: &[Series], to: impl Write) -> Result<(), Error> {
     writer.flush().map_err(|e| Error::unwritable("series.csv", e))
 }
 
+/// A reader that knows its last byte.
+struct Ending<R> {
+    from: R,
+    last: Option<u8>,
+}
+
+impl<R: Read> Read for Ending<R> {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.from.read(to)?;
+        self.last = to[..count].last().copied().or(self.last);
+        Ok(count)
+    }
+}
+
 /// Reads a table that [`write_csv`] wrote.
 ///
 /// # Errors
 /// Says what is wrong with a table that is truncated or something else altogether.
 pub fn read_csv(from: impl Read, place: &str) -> Result<Vec<Series>, Error> {
     let wrong = |problem: String| Error::unreadable(place, problem);
+    let mut from = Ending { from, last: None };
     let mut routes: Vec<String> = Vec::new();
     let mut lines: HashMap<String, Vec<Line>> = HashMap::new();
-    for (number, line) in csv::Reader::from_reader(from).into_deserialize::<Line>().enumerate() {
+    for (number, line) in csv::Reader::from_reader(&mut from).into_deserialize::<Line>().enumerate() {
         let line =
             line.map_err(|e| wrong(format!("not a headflow series, or truncated, at line {}: {e}", number + 2)))?;
         if !lines.contains_key(&line.route) {
             routes.push(line.route.clone());
         }
         lines.entry(line.route.clone()).or_default().push(line);
+    }
+    // A number that is cut short is still one.
+    if from.last.is_some_and(|last| last != b'\n') {
+        return Err(wrong("its last line is not complete: the file is truncated".into()));
     }
     if routes.is_empty() {
         return Err(wrong("holds no numbers".into()));
@@ -211,15 +230,32 @@ mod tests {
     fn truncated_and_foreign_tables_are_refused() {
         let mut file = Vec::new();
         write_csv(&example(), &mut file).unwrap();
-        // Cut anywhere but at the end of a whole route.
-        for cut in (0..file.len() - 1).step_by(7) {
-            if let Ok(series) = read_csv(&file[..cut], "series.csv") {
-                assert!(
-                    series
-                        .iter()
-                        .zip(example())
-                        .all(|(a, b)| a.values.rows[..] == b.values.rows[..a.values.rows.len()])
-                );
+        // Cut anywhere but at the end of a whole record, which is a shorter table and told by the document beside it
+        // alone: refused. There it holds the records before, all of them and as they are.
+        let lines: Vec<usize> = (0..file.len()).filter(|&i| file[i] == b'\n').map(|i| i + 1).collect();
+        let mut ends = Vec::new();
+        let mut line = 0;
+        for (number, series) in example().iter().enumerate() {
+            for record in 0..series.values.times.len() {
+                line += series.values.shape.width() + 1;
+                ends.push((lines[line], number, record));
+            }
+        }
+        assert_eq!(ends.last().unwrap().0, file.len());
+        for cut in 0..file.len() {
+            let found = read_csv(&file[..cut], "series.csv");
+            let Some((_, number, record)) = ends.iter().find(|end| end.0 == cut) else {
+                assert!(found.is_err(), "{}", String::from_utf8_lossy(&file[..cut]));
+                continue;
+            };
+            let (found, whole) = (found.unwrap(), example());
+            assert_eq!(found.len(), number + 1);
+            for (k, (found, whole)) in found.iter().zip(whole).enumerate() {
+                let count = if k == *number { record + 1 } else { whole.values.times.len() };
+                assert_eq!(found.values.times, whole.values.times[..count]);
+                assert_eq!(found.values.rows, whole.values.rows[..count]);
+                let errors = |series: &Series| series.errors.as_ref().map(|e| e.rows[..count].to_vec());
+                assert_eq!(errors(found), errors(&whole));
             }
         }
         assert!(read_csv(&file[..file.len() - 30], "series.csv").is_err());

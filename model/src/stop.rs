@@ -85,7 +85,7 @@ pub enum StopReason {
     NotFinite {
         /// How far it came.
         time: f64,
-        /// The derivative that is not finite.
+        /// The variable whose derivative is not finite; `loss`: the loss itself.
         variable: String,
     },
     /// The flow runs into overlaps that no keys have, however small the step.
@@ -163,8 +163,9 @@ impl StopReason {
                 number(*time)
             ),
             Self::NotFinite { time, variable } => format!(
-                "the derivative of {variable} is not finite just after tau = {}: \
+                "{}{variable} is not finite just after tau = {}: \
                  check the sizes of theta and of the start, or lower --gamma",
+                if variable == "loss" { "the " } else { "the derivative of " },
                 number(*time)
             ),
             Self::LeftCone { time, pivot } => format!(

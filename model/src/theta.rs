@@ -7,6 +7,7 @@ use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, finite};
+use crate::extremes::{largest_size, smallest};
 use crate::random::normal_quantile;
 
 /// Most features.
@@ -75,8 +76,8 @@ impl Theta {
             return Err(Error::invalid("theta", format!("has {f} features, above the limit of {MAX_FEATURES}")));
         }
         self.check_shape(f)?;
-        let size = self.second_moment().diagonal().amax().sqrt();
-        if size > MAX_SIGNAL {
+        let size = largest_size(self.second_moment().diagonal().iter()).sqrt();
+        if !(size <= MAX_SIGNAL) {
             return Err(Error::invalid(
                 "theta",
                 format!(
@@ -123,7 +124,7 @@ impl Theta {
                     }
                 }
                 let sum: f64 = weights.iter().sum();
-                if (sum - 1.0).abs() > 1e-9 {
+                if !((sum - 1.0).abs() <= 1e-9) {
                     return Err(Error::invalid("theta.weights", format!("sum to {sum}, not to 1")));
                 }
                 Ok(())
@@ -240,13 +241,13 @@ fn covariance_factor(cov: &[Vec<f64>], f: usize) -> Result<DMatrix<f64>, Error> 
         row.iter().try_for_each(|&v| finite("theta.cov", v))?;
     }
     let matrix = DMatrix::from_fn(f, f, |i, j| cov[i][j]);
-    if (&matrix - matrix.transpose()).amax() > 1e-12 * matrix.amax() {
+    if !(largest_size((&matrix - matrix.transpose()).iter()) <= 1e-12 * largest_size(matrix.iter())) {
         return Err(Error::invalid("theta.cov", "is not symmetric"));
     }
     // Eigenvectors rather than Cholesky: a covariance may be singular.
     let eigen = matrix.symmetric_eigen();
-    let smallest = eigen.eigenvalues.min();
-    if smallest < -1e-10 * eigen.eigenvalues.amax() {
+    let smallest = smallest(eigen.eigenvalues.iter());
+    if !(smallest >= -1e-10 * largest_size(eigen.eigenvalues.iter())) {
         return Err(Error::invalid(
             "theta.cov",
             format!("has the eigenvalue {smallest:.6e} but must be positive semi-definite"),

@@ -835,7 +835,8 @@ mod tests {
                     assert!((s - l).abs() < 1e-12, "entry {i}: {s} {l}");
                     assert!(i % columns <= i / columns || *s == 0.0);
                 }
-                let error = (products(&given, n, columns) - products(&short, n, columns)).amax();
+                let error =
+                    headflow_model::largest_size((products(&given, n, columns) - products(&short, n, columns)).iter());
                 assert!(error < 1e-13, "{error}");
             }
         }

@@ -3,7 +3,7 @@
 use headflow_model::random::{Purpose, Stream};
 use headflow_model::{
     Activation, Aggregation, Attention, Bias, OrderParameters, StopReason, Task, Theta, Unwatched, Watch, biases,
-    mean_and_error,
+    largest_size, mean_and_error,
 };
 use headflow_sims::direct::Replica;
 use headflow_sims::ensemble::{Options, simulate};
@@ -134,8 +134,8 @@ fn a_step_is_minus_the_gradient_of_the_loss() {
                 replica.advance().unwrap();
                 let (m, r, _) = replica.overlaps();
                 // Keys are held in single precision: rounding alone moves them by 1e-7 of their size a step.
-                let moved = (m - keys.columns(0, 2)).amax();
-                let turned = (&r - &keys * keys.transpose()).amax();
+                let moved = largest_size((m - keys.columns(0, 2)).iter());
+                let turned = largest_size((&r - &keys * keys.transpose()).iter());
                 assert!(
                     moved < 5e-6 && turned < 5e-6,
                     "{attention:?}, batch {batch}, step {step}: {moved:e} {turned:e}"
@@ -149,11 +149,11 @@ fn a_step_is_minus_the_gradient_of_the_loss() {
 fn given_starts_are_exact_and_random_ones_have_their_scale() {
     let sgd = sgd(Activation::Softmax.into(), 500, 1);
     let (m, r, _) = Replica::new(&sgd, &Start::Given(start()), 0).unwrap().overlaps();
-    assert!((m - start().m()).amax() < 1e-7 && (r - start().r()).amax() < 1e-6);
+    assert!(largest_size((m - start().m()).iter()) < 1e-7 && largest_size((r - start().r()).iter()) < 1e-6);
     // The smallest dimension that holds H keys and F spikes.
     let tight = Sgd { dimension: 5, ..sgd.clone() };
     let (_, r, _) = Replica::new(&tight, &Start::Given(start()), 0).unwrap().overlaps();
-    assert!((r - start().r()).amax() < 1e-6);
+    assert!(largest_size((r - start().r()).iter()) < 1e-6);
 
     let random = Start::Random { heads: HEADS, scale: 0.7, b: vec![0.0; HEADS] };
     let norms: Vec<f64> = (0..40).map(|i| Replica::new(&sgd, &random, i).unwrap().overlaps().1[(0, 0)]).collect();

@@ -2,7 +2,8 @@
 
 use headflow_model::random::{Purpose, Stream};
 use headflow_model::{
-    Activation, Aggregation, Attention, Bias, OrderParameters, Quantity, Shape, Task, Theta, Unwatched, lower_factor,
+    Activation, Aggregation, Attention, Bias, OrderParameters, Quantity, Shape, Task, Theta, Unwatched, largest_size,
+    lower_factor,
 };
 use headflow_sims::ensemble::{Ensemble, Options, resume, simulate};
 use headflow_sims::overlap_chain::Chain;
@@ -363,7 +364,7 @@ fn overlaps_stay_overlaps() {
             for k in 0..HEADS {
                 assert!((r[(h, k)] - r[(0, 0)]).abs() < 1e-12 * r[(0, 0)], "{attention:?}: {r}");
             }
-            assert!((m.row(h) - m.row(0)).amax() < 1e-12, "{attention:?}: {m}");
+            assert!(largest_size((m.row(h) - m.row(0)).iter()) < 1e-12, "{attention:?}: {m}");
         }
         let mut long = Chain::new(&sgd, &Start::Given(start()), 0).unwrap();
         (0..400_000).for_each(|_| long.advance().unwrap());

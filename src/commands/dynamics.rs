@@ -7,7 +7,7 @@ use headflow::figures::{self, ResultFolder};
 use headflow::folder::RunFolder;
 use headflow::model::series::Series;
 use headflow::model::text::short;
-use headflow::model::{Error, OrderParameters, Theta, Watch, mean_and_error};
+use headflow::model::{Error, OrderParameters, Theta, Watch, larger, mean_and_error};
 use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::Engine;
 use headflow::spec::{Initial, Purpose, Reader, Spec};
@@ -308,7 +308,7 @@ fn escape_curves(spec: &Spec, quiet: bool) -> Result<Vec<Curve>, Error> {
     let pushed = Spec { theta: Theta::Gaussian { mean, sd: Some(sd), cov: None }, ..spec.clone() };
     let points = pushed.evaluators()?;
     let goal = unspecialised(&Watched::all(&points[..1], &Interruptible), noise)?.m[(0, feature)];
-    let together = |m: &DMatrix<f64>| m.column(feature).mean().max(0.0);
+    let together = |m: &DMatrix<f64>| larger(m.column(feature).mean(), 0.0);
     let label = format!("{}: unspecialised phase", in_words(&pushed.theta));
     let phase = measured(&pushed, &label, &together, 0.5 * goal.abs(), quiet)?;
     Ok(vec![specialisation, phase])

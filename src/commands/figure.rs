@@ -129,7 +129,7 @@ pub fn finish(
     }
     let result = match &request.from {
         // The result that was drawn has the spec.
-        Some(from) => headed("figure", json!({"from": from}), Value::Null, clock, rest),
+        Some(from) => headed("figure", json!({"from": from}), Value::Null, clock, rest)?,
         None => document("figure", spec, clock, rest)?,
     };
     print(request, &result, &format!("{}: {}\n", folder.display(), names(folder, files)));

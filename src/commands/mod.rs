@@ -21,7 +21,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use headflow::figures;
 use headflow::folder::{RunFolder, to_text};
 use headflow::model::text::shown;
-use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory};
+use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory, larger, largest_size};
 use headflow::phase::Quantity as Drawn;
 use headflow::sims::ensemble::Ensemble;
 use headflow::spec::{Purpose, Reader, Spec, nearest};
@@ -199,12 +199,25 @@ impl Clock {
 }
 
 /// The parts of a result document that every command has.
+///
+/// # Errors
+/// As [`headed`].
 fn document(command: &str, spec: &Spec, clock: &Clock, rest: Value) -> Result<Value, Error> {
-    Ok(headed(command, Value::Object(spec.document()?), json!(spec.seed), clock, rest))
+    headed(command, Value::Object(spec.document()?), json!(spec.seed), clock, rest)
 }
 
 /// The same for a spec of any form.
-fn headed(command: &str, spec: Value, seed: Value, clock: &Clock, rest: Value) -> Value {
+///
+/// # Errors
+/// When a number of the result is not finite: JSON has none but null for it, so that is what is looked for.
+fn headed(command: &str, spec: Value, seed: Value, clock: &Clock, rest: Value) -> Result<Value, Error> {
+    if let Some(place) = missing(&rest, "", String::new()) {
+        return Err(Error::not_converged(
+            command,
+            format!("the result is not a finite number at {place}"),
+            "use smaller keys, signals and learning rates, or more samples; nothing is written",
+        ));
+    }
     let mut document = Map::from_iter([
         ("format".to_string(), json!("headflow-result")),
         ("format_version".to_string(), json!(1)),
@@ -220,15 +233,32 @@ fn headed(command: &str, spec: Value, seed: Value, clock: &Clock, rest: Value) -
     if let Value::Object(rest) = rest {
         document.extend(rest);
     }
-    Value::Object(document)
+    Ok(Value::Object(document))
+}
+
+/// Fields that are null, or hold nulls, where there is nothing to tell; anywhere else null is a number that is none.
+const NULLS: [&str; 0] = [];
+
+/// Where `value`, the field `name` at `place`, holds a number that is not finite.
+fn missing(value: &Value, name: &str, place: String) -> Option<String> {
+    match value {
+        Value::Null => Some(place).filter(|_| !NULLS.contains(&name)),
+        Value::Array(all) => all.iter().enumerate().find_map(|(i, v)| missing(v, name, format!("{place}[{i}]"))),
+        Value::Object(map) => map.iter().find_map(|(key, v)| {
+            missing(v, key, if place.is_empty() { key.clone() } else { format!("{place}.{key}") })
+        }),
+        _ => None,
+    }
 }
 
 /// A line on a quadrature that could not keep its tolerance everywhere.
 fn missed(spec: &Spec, evaluators: &[Averages]) -> String {
-    let worst = evaluators.iter().filter_map(Averages::missed).fold(0.0, f64::max);
-    if worst == 0.0 {
-        return String::new();
-    }
+    missed_by(spec, evaluators.iter().filter_map(Averages::missed).reduce(larger))
+}
+
+/// The same for the largest error above the tolerance, if there is one.
+fn missed_by(spec: &Spec, worst: Option<f64>) -> String {
+    let Some(worst) = worst else { return String::new() };
     format!("the tolerance {:e} was missed on the way: errors up to {worst:.1e}\n", spec.tolerance.unwrap_or(f64::NAN))
 }
 
@@ -266,8 +296,7 @@ fn route(name: &str, mean: &Trajectory, standard_error: Option<&Trajectory>, sto
             map.remove("times");
         }
         value.insert("standard_error".into(), errors_value);
-        let largest =
-            |from: usize, to: usize| errors.rows.iter().flat_map(|r| &r[from..to]).fold(0.0f64, |a, b| a.max(*b));
+        let largest = |from: usize, to: usize| largest_size(errors.rows.iter().flat_map(|r| &r[from..to]));
         value.insert("max_standard_error".into(), json!(largest(1, errors.shape.width())));
         value.insert("max_standard_error_loss".into(), json!(largest(0, 1)));
     }

@@ -12,6 +12,9 @@ use super::{Clock, document, missed, print, wanted_folder};
 use crate::cli::Request;
 use crate::progress::{Progress, writing_result};
 
+/// The error that the Bayes risk should have.
+const RISK: f64 = 1e-10;
+
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let folder = wanted_folder(request, "optimum")?;
@@ -21,7 +24,8 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let found = lowest(spec, &evaluators, &progress)?;
     drop(progress);
     let best = &found.minima[0];
-    let risk = best_bayes_risk(&task, 1e-10)?.risk;
+    let bayes = best_bayes_risk(&task, RISK)?;
+    let risk = bayes.risk;
     let bound = floor(&task, heads, &attention, risk);
     let mut text = format!(
         "optimal loss {:.10} of {heads} heads, {} ({} starts, {} evaluations, {:.1} s)\n  Bayes risk {risk:.10}, regret {:.3e}; no keys go below {bound:.10}\n",
@@ -45,7 +49,10 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         text += &found.lowest_unconverged.map(|l| format!(" (the lowest at {l:.10})")).unwrap_or_default();
         text.push('\n');
     }
-    let missed = missed(spec, &evaluators);
+    let mut missed = missed(spec, &evaluators);
+    if !(bayes.error_estimate <= RISK) {
+        missed += &format!("the Bayes risk, and with it regret and floor, is known to {:.1e}\n", bayes.error_estimate);
+    }
     text += &missed;
     let mut values = of_minimum(best);
     values["note"] = json!(missed.trim_end());

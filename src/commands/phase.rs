@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
-use headflow::model::{Activation, Attention, Error, Task, Theta};
+use headflow::model::{Activation, Attention, Error, Task, Theta, larger, largest_size};
 use headflow::phase::{
     Axis, Cells, Diagram, Measured, Quantity, cell as at, fill, holds, map_document, measure, saved, to_save,
 };
@@ -257,7 +257,7 @@ fn compute_and_draw(
             values.insert("figure".into(), json!(name));
         }
     }
-    let result = headed(command, Value::Object(spec), json!(seed), &clock, values);
+    let result = headed(command, Value::Object(spec), json!(seed), &clock, values)?;
     let writing = writing_result();
     folder.write_document(&result)?;
     folder.remove(CHECKPOINT)?;
@@ -286,7 +286,7 @@ fn retrieval_line(spec: &Spec, x: &Axis, y: &Axis) -> Option<Value> {
     let Theta::Flip { nu } = &spec.theta else { return None };
     let signal = |axis: &Axis| match axis.field.as_str() {
         "theta.nu" => Some(1.0),
-        "theta.scale" => Some(nu.iter().copied().map(f64::abs).fold(0.0, f64::max)),
+        "theta.scale" => Some(largest_size(nu)),
         _ => None,
     };
     let along = |lengths: &Axis, unit: f64, turned: bool| {
@@ -507,7 +507,7 @@ fn heads(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
             let cell = move |i: usize, j: usize| {
                 let values = [("theta.nu", signals[i]), ("heads", counts[j])];
                 let regret = measure(&at(&fields, Quantity::Regret, &values)?, Quantity::Regret, &Interruptible)?.value;
-                Ok(regret.max(0.0).into())
+                Ok(larger(regret, 0.0).into())
             };
             Ok(Panel {
                 title: activation.name().into(),
@@ -682,11 +682,11 @@ fn activations(fields: &Map<String, Value>) -> Result<Vec<Panel>, Error> {
         if let Some(activation) = Activation::ALL.get(j) {
             let fields = with(&fields, json!({"attention": activation.name()}));
             let spec = at(&fields, Quantity::OptimalLoss, &signal)?;
-            return Ok(measure(&spec, Quantity::OptimalLoss, &Interruptible)?.value.max(0.0).into());
+            return Ok(larger(measure(&spec, Quantity::OptimalLoss, &Interruptible)?.value, 0.0).into());
         }
         let spec = at(&with(&fields, json!({"attention": "softmax"})), Quantity::OptimalLoss, &signal)?;
         let task = spec.task()?;
-        let risk = best_bayes_risk(&task, 1e-12)?.risk.max(0.0);
+        let risk = larger(best_bayes_risk(&task, 1e-12)?.risk, 0.0);
         let floor = || floor(&task, spec.head_count(), &Attention::from(Activation::Softmax), risk);
         Ok(if j == 3 { risk } else { floor() }.into())
     };

@@ -11,7 +11,7 @@
 use headflow::figures;
 use headflow::model::series::Series;
 use headflow::model::{
-    Activation, Attention, Error, Estimate, OrderParameters, StopReason, Trajectory, mean_and_error,
+    Activation, Attention, Error, Estimate, OrderParameters, StopReason, Trajectory, larger, largest, mean_and_error,
 };
 use headflow::sims::ensemble::Replica;
 use headflow::sims::sgd::{Engine, Sgd};
@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 use super::dynamics::{Place, draw, place};
 use super::simulate::{route_name, series, simulate};
-use super::{Clock, document, drawn, ensemble_route, exit_code, folder, print, say, theory_route};
+use super::{Clock, document, drawn, ensemble_route, exit_code, folder, missed_by, print, say, theory_route};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, writing_result};
 
@@ -49,6 +49,16 @@ impl Losses {
             Some(moments) => Self::Pairs(moments),
             None => Self::Sets((1..=heads).map(quadrature).collect::<Result<_, _>>()?, point.clone(), attention),
         })
+    }
+
+    /// The largest error estimate of the losses so far, where it is above the tolerance.
+    fn missed(&self, tolerance: f64) -> Option<f64> {
+        let worst = match self {
+            // Sums of moments, divided by as many or not: of the moments themselves.
+            Self::Pairs(moments) => moments.error_estimate,
+            Self::Sets(quadratures, ..) => largest(quadratures.iter().map(Quadrature::worst_error)),
+        };
+        (!(worst <= tolerance)).then_some(worst)
     }
 
     fn loss(&self, kept: &[usize]) -> Result<f64, Error> {
@@ -184,18 +194,24 @@ fn flows(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
     })
 }
 
-/// Each trained system's losses, in order.
-fn pruned(spec: &Spec, systems: &[OrderParameters], quiet: bool) -> Result<Vec<Pruning>, Error> {
+/// Each trained system's losses, in order, and a line where they are not known to the tolerance.
+fn pruned(spec: &Spec, systems: &[OrderParameters], quiet: bool) -> Result<(Vec<Pruning>, String), Error> {
     let most = spec.most_removed.unwrap_or_else(|| spec.head_count() - 1);
     let sets = pruning::sets(spec.head_count(), spec.subsets, most);
     let progress = Progress::new("pruning", systems.len() as u64 * sets, false, quiet);
-    systems
+    let mut worst: Option<f64> = None;
+    let all = systems
         .iter()
         .map(|point| {
             let losses = Losses::of(spec, point)?;
-            pruning::prune_sets(point.heads(), spec.subsets, most, spec.seed, &|kept| losses.loss(kept), &progress)
+            let found =
+                pruning::prune_sets(point.heads(), spec.subsets, most, spec.seed, &|kept| losses.loss(kept), &progress);
+            let missed = losses.missed(spec.tolerance.unwrap_or(PRUNE_TOLERANCE));
+            worst = worst.into_iter().chain(missed).reduce(larger);
+            found
         })
-        .collect()
+        .collect::<Result<_, Error>>()?;
+    Ok((all, missed_by(spec, worst)))
 }
 
 /// A mean over systems with its standard error; none for one system.
@@ -366,7 +382,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     // What cannot be had is said before the training.
     Quadrature::new(&spec.task()?, spec.head_count(), spec.attention(), spec.tolerance.unwrap_or(PRUNE_TOLERANCE))?;
     let trained = train(spec, request.quiet)?;
-    let all = pruned(spec, &trained.systems, request.quiet)?;
+    let (all, missed) = pruned(spec, &trained.systems, request.quiet)?;
     let pruning = entry(spec, &trained, &all);
     let writing = writing_result();
     let files = if trained.series.is_empty() {
@@ -377,12 +393,15 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         folder.write_series(&trained.series, &[replicas])?;
         "result.json, series.csv, series.npz"
     };
-    let rest = json!({"stop": trained.stop, "routes": trained.routes, "pruning": pruning});
+    let rest = json!({
+        "stop": trained.stop, "routes": trained.routes, "pruning": pruning, "note": missed.trim_end(),
+    });
     let result = document("prune", spec, &clock, rest)?;
     folder.write_document(&result)?;
     let figure = drawn(folder.path(), &result);
     drop(writing);
-    let text = format!("{}{}{}: {files}{figure}\n", heading(&trained), table(spec, &all), folder.path().display());
+    let text =
+        format!("{}{}{missed}{}: {files}{figure}\n", heading(&trained), table(spec, &all), folder.path().display());
     print(request, &result, &text);
     Ok(exit_code(&trained.stop))
 }
@@ -456,10 +475,10 @@ pub fn figure(request: &Request, spec: &Spec) -> Result<u8, Error> {
                         overlay(&mut own, request.fields.clone(), Purpose::Prune);
                         let spec = Spec::recorded(&own, Purpose::Prune)?;
                         let trained = train(&spec, request.quiet)?;
-                        let all = pruned(&spec, &trained.systems, request.quiet)?;
+                        let (all, missed) = pruned(&spec, &trained.systems, request.quiet)?;
                         if !request.quiet && !request.json {
                             say(&format!(
-                                "{title}, {}: {}{}",
+                                "{title}, {}: {}{}{missed}",
                                 activation.name(),
                                 heading(&trained),
                                 table(&spec, &all)

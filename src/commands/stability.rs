@@ -1,6 +1,6 @@
 //! `headflow stability`: growth rates at stationary points, what grows, and when it leaves.
 
-use headflow::model::{Activation, Bias, Error, Watch};
+use headflow::model::{Activation, Bias, Error, Watch, largest_size};
 use headflow::spec::{At, Spec, rows};
 use headflow::theory::escape::{Escape, Rates, departure};
 use headflow::theory::evaluators::Averages;
@@ -10,7 +10,7 @@ use headflow::theory::stages::stages;
 use serde_json::{Value, json};
 
 use super::flow::integrate;
-use super::{Clock, document, print, wanted_folder};
+use super::{Clock, document, missed, print, wanted_folder};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, writing_result};
 
@@ -57,14 +57,15 @@ struct Answer {
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
     let folder = wanted_folder(request, "stability")?;
-    let evaluators = spec.evaluators()?;
-    let evaluators = Watched::all(&evaluators, &Interruptible);
+    let unwatched = spec.evaluators()?;
+    let evaluators = Watched::all(&unwatched, &Interruptible);
     let mut notes: Vec<String> = Vec::new();
     let answers = match spec.at {
         Some(At::Point) => vec![at_point(spec, &evaluators)?],
         Some(At::Plateaus) => at_plateaus(spec, &evaluators, request.quiet, &mut notes)?,
         _ => at_unspecialised(spec, &evaluators, request.quiet, &mut notes)?,
     };
+    notes.extend(Some(missed(spec, &unwatched).trim_end().to_string()).filter(|note| !note.is_empty()));
     let dimensions = spec.dimensions.clone().unwrap_or_else(|| DIMENSIONS.to_vec());
     let mut text: String = answers.iter().map(|answer| answer.text(&dimensions)).collect();
     for note in &notes {
@@ -108,7 +109,7 @@ fn at_unspecialised(
     progress.advance(1);
     match unspecialised(evaluators, 0.0) {
         // Without a mean of theta it is k = 0 itself.
-        Ok(common) if common.m.amax() > 0.0 => {
+        Ok(common) if largest_size(common.m.iter()) > 0.0 => {
             let words = "unspecialised fixed point of gradient flow: all heads equal".into();
             answers.push(Answer::new("unspecialised", words, 0.0, spec, evaluators, &common)?);
         }
@@ -135,7 +136,7 @@ fn at_unspecialised(
 
 /// What rates mean where noise holds the point.
 fn with_noise(at: &Coordinates) -> &'static str {
-    if at.m.amax() == 0.0 {
+    if largest_size(at.m.iter()) == 0.0 {
         "rates along the features, exact there; other modes change the noise itself and are left out"
     } else {
         "rates along the features, without terms of order gamma; other modes change the noise itself and are left out"
@@ -212,7 +213,7 @@ impl Answer {
     ) -> Result<Self, Error> {
         let stability = linearise(evaluators, at, &Interruptible)?;
         let mut answer = Self::of(name, description, gamma, stability);
-        if answer.stability.at.m.amax() == 0.0 {
+        if largest_size(answer.stability.at.m.iter()) == 0.0 {
             answer.escapes = escapes(spec, &answer.stability, gamma, evaluators)?;
         }
         if gamma > 0.0 {

@@ -44,7 +44,7 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
     let draw = if name == "xsa-bias" { figures::map } else { figures::xsa_model };
     let files = draw(from, &out.join(name)).map_err(failed)?;
     let clock = Clock::start();
-    let result = headed("figure", json!({"from": from}), Value::Null, &clock, json!({"figure": name, "files": files}));
+    let result = headed("figure", json!({"from": from}), Value::Null, &clock, json!({"figure": name, "files": files}))?;
     print(request, &result, &format!("{}: {}\n", out.display(), names(out, &files)));
     Ok(0)
 }
@@ -171,7 +171,7 @@ fn bias(request: &Request) -> Result<u8, Error> {
     let note = "cos is measured, the lines are the closed form at the measured a_ii and sum a_ij^2 and the given rho; \
                 averages leave out position 0";
     let result =
-        headed("xsa bias", wanted.spec(), json!(wanted.cell.seed), &clock, json!({"positions": note, "maps": maps}));
+        headed("xsa bias", wanted.spec(), json!(wanted.cell.seed), &clock, json!({"positions": note, "maps": maps}))?;
     let writing = writing_result();
     folder.write_document(&result)?;
     let files = illustrated(folder.path(), || figures::map(folder.path(), &folder.path().join("xsa-bias")));
@@ -387,7 +387,7 @@ mod language_model {
         rest["loading_seconds"] = json!(loaded);
         rest["tokenizer"] = tokenizer;
         rest["token_ids"] = json!(ids);
-        let result = headed("xsa measure", spec, Value::Null, &clock, rest);
+        let result = headed("xsa measure", spec, Value::Null, &clock, rest)?;
         let writing = writing_result();
         folder.write_arrays("positions.npz", &positions(&layers))?;
         folder.write_document(&result)?;

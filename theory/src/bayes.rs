@@ -13,7 +13,7 @@
 
 use std::f64::consts::PI;
 
-use headflow_model::{Error, Task, Theta, Unwatched, mean_and_error};
+use headflow_model::{Error, Task, Theta, Unwatched, larger, largest, largest_size, mean_and_error, smallest};
 use nalgebra::{DMatrix, DVector};
 use statrs::function::gamma::ln_gamma;
 
@@ -59,10 +59,10 @@ pub fn bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> {
     ))
 }
 
-/// The best that can be had, with its error, above the tolerance or not.
+/// The best that can be had, with its error, above the tolerance or not: both are finite numbers.
 ///
 /// # Errors
-/// When the tolerance is out of range.
+/// When the tolerance is out of range, or there is no finite risk, or none whose error is known.
 pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> {
     check_tolerance(tolerance)?;
     let weight = TokenWeight::of(task.theta());
@@ -72,7 +72,11 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
     if let Some(([relevant, square], [error, _])) = on_grid {
         // The identity holds exactly, so what it is off by is an error too.
         let identity = square - relevant;
-        return Ok(BayesRisk { risk: 1.0 - relevant, identity, error_estimate: error.max(identity.abs()) + 1e-15 });
+        return known(BayesRisk {
+            risk: 1.0 - relevant,
+            identity,
+            error_estimate: larger(error, identity.abs()) + 1e-15,
+        });
     }
     // Fewer points than tokens do not hold the largest of those.
     if tokens * POINTS_PER_TOKEN > POINTS as f64 {
@@ -98,7 +102,19 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
     let (square, _) = mean_and_error(all.iter().map(|m| m[1]));
     let identity = square - relevant;
     let error_estimate = STANDARD_ERRORS * error + identity.abs();
-    Ok(BayesRisk { risk: (1.0 - relevant).clamp(0.0, task.uniform_loss()), identity, error_estimate })
+    known(BayesRisk { risk: (1.0 - relevant).clamp(0.0, task.uniform_loss()), identity, error_estimate })
+}
+
+/// Refuses a risk that is no number, or whose error is none.
+fn known(found: BayesRisk) -> Result<BayesRisk, Error> {
+    if found.risk.is_finite() && found.error_estimate.is_finite() {
+        return Ok(found);
+    }
+    Err(Error::not_converged(
+        "Bayes risk",
+        format!("the quadrature comes to {}, with an error of {}", found.risk, found.error_estimate),
+        "use smaller signals or a looser tolerance",
+    ))
 }
 
 /// How `lambda = ln w(x)` is made.
@@ -171,7 +187,7 @@ impl Factor {
     fn rule(self, precision: Precision) -> Vec<(f64, f64)> {
         let (from, to) = self.ends(precision);
         let from = if self.symmetric() { 0.0 } else { from };
-        let step = step(precision, from, to, |x| (self.slope(x), -0.5 * x * x + self.lambda(x).max(0.0)));
+        let step = step(precision, from, to, |x| (self.slope(x), -0.5 * x * x + larger(self.lambda(x), 0.0)));
         let (first, last) = ((from / step).floor() as i64, (to / step).ceil() as i64);
         (first..=last)
             .map(|i| {
@@ -187,13 +203,14 @@ impl Factor {
 /// of the weight that a place has.
 fn step(precision: Precision, from: f64, to: f64, function: impl Fn(f64) -> (f64, f64)) -> f64 {
     const PLACES: usize = 400;
-    (0..=PLACES)
+    let steps = (0..=PLACES)
         .map(|i| function(from + (to - from) * i as f64 / PLACES as f64))
         .filter_map(|(slope, weight)| {
             let left = precision.of_token() + weight;
-            (left > 1.0).then(|| Precision { lambda: left, tokens: 1.0 }.normal_step(slope))
+            (!(left <= 1.0)).then(|| Precision { lambda: left, tokens: 1.0 }.normal_step(slope))
         })
-        .fold(Precision { lambda: precision.of_token(), tokens: 1.0 }.normal_step(0.0), f64::min)
+        .chain([Precision { lambda: precision.of_token(), tokens: 1.0 }.normal_step(0.0)]);
+    smallest(steps)
 }
 
 impl Radial {
@@ -232,7 +249,7 @@ impl Radial {
             (n - 1.0) * radius.ln() - 0.5 * radius * radius - log_norm - (-y).exp().ln_1p()
         };
         let (from, to) = (-precision.of_token() / n - 2.0, self.end(dimension, precision));
-        let most = |y: f64| log_density(y) + self.lambda(dimension, radius(y)).max(0.0);
+        let most = |y: f64| log_density(y) + larger(self.lambda(dimension, radius(y)), 0.0);
         // Softplus is analytic for |Im y| < pi, the density as narrow as a normal one.
         let step = step(precision, from, to, |y| (self.slope(radius(y)), most(y)))
             .min(2.0 * PI * PI / precision.of_token())
@@ -258,7 +275,7 @@ fn log_average(dimension: usize, kappa: f64) -> f64 {
     // tanh y - 1 without cancellation.
     let log_weight = |y: f64| log_density(y) - 2.0 * kappa / (1.0 + (2.0 * y).exp());
     let nodes = || (-last..=last).map(|i| i as f64 * step);
-    let top = nodes().map(log_weight).fold(f64::NEG_INFINITY, f64::max);
+    let top = largest(nodes().map(log_weight));
     let above: f64 = nodes().map(|y| (log_weight(y) - top).exp()).sum();
     let below: f64 = nodes().map(|y| log_density(y).exp()).sum();
     kappa + top + (above / below).ln()
@@ -289,7 +306,7 @@ impl TokenWeight {
     fn of_gaussian(mean: &DVector<f64>, covariance: DMatrix<f64>) -> Self {
         let eigen = covariance.symmetric_eigen();
         let mean = eigen.eigenvectors.transpose() * mean;
-        let largest = eigen.eigenvalues.amax();
+        let largest = largest_size(eigen.eigenvalues.iter());
         let factors: Vec<(f64, f64)> = mean
             .iter()
             .zip(&eigen.eigenvalues)
@@ -315,7 +332,7 @@ impl TokenWeight {
                     let rule = factor.rule(precision);
                     let sums = nodes.iter().flat_map(|(w, l)| rule.iter().map(move |(a, b)| (w + a, l + b)));
                     // Without what neither kind of token ever meets.
-                    nodes = condensed(sums.filter(|(w, l)| w + l.max(0.0) > -precision.of_token() - 10.0));
+                    nodes = condensed(sums.filter(|(w, l)| !(w + larger(*l, 0.0) <= -precision.of_token() - 10.0)));
                 }
                 of_nodes(&nodes, precision)
             }
@@ -346,7 +363,7 @@ fn gauss_rule(nodes: Vec<(f64, f64)>, center: f64) -> Vec<(f64, f64)> {
     if nodes.len() <= KEPT {
         return nodes;
     }
-    let top = nodes.iter().map(|n| n.0).fold(f64::NEG_INFINITY, f64::max);
+    let top = largest(nodes.iter().map(|n| n.0));
     let points: Vec<(f64, f64)> = nodes.iter().map(|(w, l)| ((w - top).exp(), (l - center) / BIN)).collect();
     let mut polynomials = [vec![0.0; points.len()], vec![1.0; points.len()]];
     let mut jacobi = DMatrix::zeros(KEPT, KEPT);

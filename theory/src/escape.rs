@@ -18,13 +18,13 @@
 //! `m = 0`: [`rates_along`].
 
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Attention, Error, OrderParameters, StopReason, Task, Trajectory, Watch};
+use headflow_model::{Attention, Error, OrderParameters, StopReason, Task, Trajectory, Watch, larger, largest_size};
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 use statrs::function::gamma::digamma;
 
 use crate::flow::{self, Options};
-use crate::moments::{Coordinates, Evaluator, Loss, Mean, Moments, Watched};
+use crate::moments::{Coordinates, Evaluator, Loss, Mean, Moments, Watched, check_noise};
 use crate::stability::{Kind, Mode, Stability, linearise, rate_along, stationary_near};
 use crate::stages::{Criteria, Pattern, Plateau};
 
@@ -53,7 +53,7 @@ impl Escape {
     pub fn growth(&self, dimension: f64) -> f64 {
         let start = self.size + self.noise / (2.0 * self.rate);
         let logarithm = (dimension * self.threshold * self.threshold / start).ln();
-        (0.5 * (logarithm - digamma(0.5 * self.modes as f64) - std::f64::consts::LN_2)).max(0.0)
+        larger(0.5 * (logarithm - digamma(0.5 * self.modes as f64) - std::f64::consts::LN_2), 0.0)
     }
 
     /// Mean escape time at dimension `D`.
@@ -77,7 +77,8 @@ impl Escape {
     /// `None` for modes that do not grow, do not separate heads or are not along features.
     ///
     /// # Errors
-    /// As [`noise_of_mode`].
+    /// When the rate, `size`, `noise` or `strength` is not a finite number (one that is missing is not zero), or `noise` is
+    /// negative; as [`noise_of_mode`].
     pub fn of_mode<E: Evaluator>(
         evaluator: &E,
         stability: &Stability,
@@ -85,6 +86,14 @@ impl Escape {
         (size, noise, strength): (f64, f64, f64),
         seed: u64,
     ) -> Result<Option<Self>, Error> {
+        for (what, value) in [("rate", mode.rate), ("key_scale", size), ("gamma", noise), ("strength", strength)] {
+            if !value.is_finite() || what == "gamma" && value < 0.0 {
+                return Err(Error::invalid(
+                    what,
+                    format!("an escape needs a finite one, not below 0 for gamma; got {value}"),
+                ));
+            }
+        }
         let along_features = mode.feature_weights.iter().sum::<f64>() > 0.95;
         if mode.rate <= 0.0 || mode.kind != Kind::Specialising || !along_features || size <= 0.0 {
             return Ok(None);
@@ -101,13 +110,15 @@ impl Escape {
         };
         let second = evaluator.task().theta().second_moment();
         let spread = (shape * second).dot(shape) / shape.norm_squared();
-        Ok(Some(Self {
-            rate: mode.rate,
-            modes: mode.degeneracy,
-            size,
-            noise: noise * strength_of_noise,
-            threshold: strength * spread.sqrt(),
-        }))
+        let (noise, threshold) = (noise * strength_of_noise, strength * spread.sqrt());
+        if !(noise.is_finite() && threshold.is_finite()) {
+            return Err(Error::not_converged(
+                "escape",
+                format!("the noise of a mode is {noise}, its threshold {threshold}"),
+                "use smaller keys and signals",
+            ));
+        }
+        Ok(Some(Self { rate: mode.rate, modes: mode.degeneracy, size, noise, threshold }))
     }
 }
 
@@ -118,7 +129,7 @@ const NOISE_SAMPLES: usize = 1 << 16;
 /// `samples` fresh samples. `mode` is `H x F` and counts as normalised.
 ///
 /// # Errors
-/// When the shapes differ or `samples` is below 2.
+/// When the shapes differ, the mode is zero or not finite, or `samples` is below 2.
 pub fn noise_of_mode(
     task: &Task,
     attention: &Attention,
@@ -130,6 +141,10 @@ pub fn noise_of_mode(
     let (heads, features, length) = (at.m.nrows(), task.features(), task.length());
     if mode.shape() != (heads, features) || at.m.ncols() != features {
         return Err(Error::invalid("mode", format!("is not {heads} x {features}")));
+    }
+    let square = mode.norm_squared();
+    if !(square.is_finite() && square > 0.0) {
+        return Err(Error::invalid("mode", format!("has the squared norm {square}, not a finite number above 0")));
     }
     if samples < 2 {
         return Err(Error::invalid("samples", "an average with an error needs at least 2"));
@@ -165,7 +180,7 @@ pub fn noise_of_mode(
                     sum += mode[(h, f)] * product;
                 }
             }
-            sum * sum / mode.norm_squared()
+            sum * sum / square
         })
         .collect();
     Ok(headflow_model::mean_and_error(squares.iter().copied()))
@@ -212,7 +227,7 @@ pub struct Departure {
 /// the features that no head has.
 ///
 /// # Errors
-/// When the shapes of the trajectory and the evaluators differ, or `watch` interrupts.
+/// When the shapes of the trajectory and the evaluators differ, `watch` interrupts, as [`check_noise`] and [`linearise`].
 pub fn departure<E: Evaluator>(
     evaluators: &[E],
     trajectory: &Trajectory,
@@ -223,6 +238,7 @@ pub fn departure<E: Evaluator>(
 ) -> Result<Departure, Error> {
     let evaluators = &Watched::all(evaluators, watch);
     let evaluator = Mean::new(evaluators)?;
+    check_noise(&evaluator, noise)?;
     let second = evaluator.task().theta().second_moment();
     let features = evaluator.task().features();
     let off = plateau.patterns.iter().all(Pattern::is_off);
@@ -240,12 +256,13 @@ pub fn departure<E: Evaluator>(
         (without(&record(plateau.first)?)?, None)
     } else {
         let middle = record((plateau.first + plateau.last) / 2)?;
-        match stationary_near(evaluators, &middle, noise, REACH * plateau.m.amax(), STATIONARY) {
+        match stationary_near(evaluators, &middle, noise, REACH * largest_size(plateau.m.iter()), STATIONARY) {
             Ok(at) => (at, None),
             Err(error @ Error::Interrupted { .. }) => return Err(error),
             Err(error) => {
                 let motion = |t: usize| {
-                    (trajectory.m(t + 1) - trajectory.m(t)).amax() / (trajectory.times[t + 1] - trajectory.times[t])
+                    largest_size((trajectory.m(t + 1) - trajectory.m(t)).iter())
+                        / (trajectory.times[t + 1] - trajectory.times[t])
                 };
                 let slowest = (plateau.first..plateau.last)
                     .min_by(|&s, &t| motion(s).total_cmp(&motion(t)))
@@ -291,6 +308,10 @@ impl<E: Evaluator> Evaluator for Held<'_, E> {
         self.0.attention()
     }
 
+    fn gives_noise(&self) -> bool {
+        self.0.gives_noise()
+    }
+
     fn moments(&self, at: &Coordinates) -> Moments {
         let moments = self.0.moments(at);
         Moments { gx: moments.gx * 0.0, ..moments }
@@ -318,7 +339,8 @@ impl<E: Evaluator> Evaluator for Held<'_, E> {
 /// `noise = gamma / B` from `start` and the alignments stay where they are.
 ///
 /// # Errors
-/// When the options are invalid, the flow does not reach the last time, or `watch` interrupts.
+/// When the options are invalid, the evaluator does not give the noise ([`check_noise`]), the flow does not reach the last
+/// time, a rate is not a finite number, or `watch` interrupts.
 pub fn rates_along<E: Evaluator>(
     evaluator: &E,
     start: &OrderParameters,
@@ -342,7 +364,14 @@ pub fn rates_along<E: Evaluator>(
         let point = OrderParameters::new(path.m(t), path.r(t), path.b(t))?;
         let rate = rate_along(evaluator, &Coordinates::of(&point, evaluator.attention()), mode);
         // Then the rate may be none.
-        if watch.interrupted() { Err(interrupted()) } else { Ok(rate) }
+        if watch.interrupted() {
+            return Err(interrupted());
+        }
+        if !rate.is_finite() {
+            let reached = format!("the rate along the mode is {rate} at tau = {}", path.times[t]);
+            return Err(Error::not_converged("escape", reached, "use smaller keys and signals, or evaluator qmc"));
+        }
+        Ok(rate)
     };
     (0..path.times.len()).map(rate).collect()
 }
@@ -373,7 +402,7 @@ impl Rates {
         const COUNT: u32 = 24;
         let r = DMatrix::identity(mode.nrows(), mode.nrows()) * escape.size;
         let start = OrderParameters::new(mode * 0.0, r, b0.to_vec())?;
-        let horizon = escape.time(1e8).max(1.0);
+        let horizon = larger(escape.time(1e8), 1.0);
         let times: Vec<f64> = (0..=COUNT).map(|k| horizon * f64::from(k) / f64::from(COUNT)).collect();
         let rates = rates_along(evaluator, &start, mode, noise, &times, watch)?;
         Ok(Self { times, rates })
@@ -386,8 +415,12 @@ impl Rates {
 }
 
 /// The time at which the integral of `rates` over `times` (trapezoids; the last rate from then on)
-/// reaches `growth`; infinite if it never does.
+/// reaches `growth`; infinite if it never does, NaN if one of the numbers is.
 pub fn time_of_growth(times: &[f64], rates: &[f64], growth: f64) -> f64 {
+    // Comparisons with NaN fail, and would end in "never".
+    if growth.is_nan() || times.iter().chain(rates).any(|v| v.is_nan()) {
+        return f64::NAN;
+    }
     let mut done = 0.0;
     for (t, k) in times.windows(2).zip(rates.windows(2)) {
         let (span, slope) = (t[1] - t[0], k[1] - k[0]);

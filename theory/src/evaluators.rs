@@ -20,7 +20,10 @@ impl Averages {
     pub fn missed(&self) -> Option<f64> {
         match self {
             Self::Sampled(_) => None,
-            Self::Exact(quadrature) => Some(quadrature.worst_error()).filter(|worst| *worst > quadrature.tolerance()),
+            Self::Exact(quadrature) => {
+                let worst = quadrature.worst_error();
+                (!(worst <= quadrature.tolerance())).then_some(worst)
+            }
         }
     }
 

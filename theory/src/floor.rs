@@ -16,13 +16,13 @@
 //! For softmax with mean and a symmetric `theta` this tends to `L / (4 (L - 1))` as the signal grows: a floor that stays. It
 //! is approached by an even number of heads in opposite pairs.
 
-use headflow_model::{Activation, Aggregation, Attention, Task, Theta};
+use headflow_model::{Activation, Aggregation, Attention, Task, Theta, larger, largest_size};
 use nalgebra::{DMatrix, DVector};
 use statrs::function::erf::erfc;
 
 use crate::quadrature::signals::{gaussian, support};
 
-/// A loss that `heads` heads cannot pass, given the Bayes risk: never below it.
+/// A loss that `heads` heads cannot pass, given the Bayes risk: never below it. NaN where that is.
 pub fn floor(task: &Task, heads: usize, attention: &Attention, bayes_risk: f64) -> f64 {
     let length = task.length() as f64;
     let g = attention.gain(heads);
@@ -48,7 +48,7 @@ pub fn floor(task: &Task, heads: usize, attention: &Attention, bayes_risk: f64) 
         Activation::Softmax1 if of_one => s * 0.25,
         _ => 0.0,
     };
-    bound.max(of_part).max(bayes_risk)
+    larger(larger(bound, of_part), bayes_risk)
 }
 
 /// The least loss with total attention `budget` and at most `most` of it, on average, on the relevant token.
@@ -84,7 +84,7 @@ pub fn symmetric_part(theta: &Theta) -> f64 {
 fn of_gaussian(mean: &DVector<f64>, covariance: DMatrix<f64>) -> f64 {
     let eigen = covariance.symmetric_eigen();
     let along = eigen.eigenvectors.transpose() * mean;
-    let largest = eigen.eigenvalues.amax();
+    let largest = largest_size(eigen.eigenvalues.iter());
     let mut square = 0.0;
     for (m, v) in along.iter().zip(&eigen.eigenvalues) {
         if *v > 1e-14 * largest {

@@ -30,7 +30,7 @@ use headflow_model::{
 use nalgebra::DMatrix;
 use rayon::prelude::*;
 
-use crate::moments::{Coordinates, Evaluator, Moments, Watched};
+use crate::moments::{Coordinates, Evaluator, Moments, Watched, check_noise};
 use crate::settled::settled;
 use crate::stability::unit_of_rates;
 
@@ -142,12 +142,6 @@ impl Options {
     }
 
     fn validate(&self, shape: Shape) -> Result<(), Error> {
-        if !(self.noise.is_finite() && self.noise >= 0.0) {
-            return Err(Error::invalid(
-                "gamma",
-                format!("gamma / batch must be finite and not negative, got {}", self.noise),
-            ));
-        }
         if self.times.is_empty() {
             return Err(Error::invalid("times", "there must be at least one"));
         }
@@ -409,13 +403,8 @@ fn attempt<E: Evaluator>(
             ),
         ));
     }
+    check_noise(evaluator, options.noise)?;
     options.validate(shape)?;
-    if options.noise > 0.0 && !evaluator.gives_noise() {
-        return Err(Error::invalid(
-            "evaluator",
-            "quadrature gives the loss and its gradient, not the noise of SGD that gamma > 0 needs: use gamma 0, or evaluator qmc",
-        ));
-    }
     let state = State {
         shape,
         with_overlaps: options.noise > 0.0,
@@ -426,12 +415,23 @@ fn attempt<E: Evaluator>(
         System { evaluator, state, noise: options.noise, failure: RefCell::new(None), evaluations: Cell::new(0) };
     let y0 = state.pack(start);
     let end = options.times[options.times.len() - 1];
-    let mut recorder =
-        Recorder { system: &system, options, watch, trajectory: Trajectory::new(shape), reported: 0, end };
+    let mut recorder = Recorder {
+        system: &system,
+        options,
+        watch,
+        trajectory: Trajectory::new(shape),
+        reported: 0,
+        end,
+        missing: None,
+    };
     recorder.record_until(0.0, |_| Ok(y0.clone()))?;
     if watch.interrupted() && recorder.trajectory.times.len() < options.times.len() {
         let spent = Statistics { evaluations: system.evaluations.get(), ..Default::default() };
         return Ok(recorder.finish(StopReason::Interrupted { time: 0.0 }, spent, (0.0, y0)));
+    }
+    if let Some(stop) = recorder.missing.take() {
+        let spent = Statistics { evaluations: system.evaluations.get(), ..Default::default() };
+        return Ok(recorder.finish(stop, spent, (0.0, y0)));
     }
     if let Some(stop) = system.event_at_start(&y0, &options.events) {
         recorder.record_end(0.0, &y0);
@@ -455,7 +455,9 @@ fn attempt<E: Evaluator>(
 
 /// The derivative of the order parameters at a point: `dm`, `dr`, `db`, and the loss there.
 ///
-/// This is the right-hand side of the flow in the coordinates `(m, r, b)`, whatever `noise` is.
+/// This is the right-hand side of the flow in the coordinates `(m, r, b)`, whatever `noise` is. Where the evaluator
+/// has no value it is NaN, and so is `dr` where `noise > 0` and the evaluator does not give it
+/// ([`check_noise`](crate::moments::check_noise)).
 pub fn derivative<E: Evaluator>(evaluator: &E, point: &OrderParameters, noise: f64) -> Derivative {
     let rule = evaluator.attention().bias;
     let at = Coordinates::of(point, evaluator.attention());
@@ -534,8 +536,9 @@ fn derivative_of_overlaps(
 ) -> DMatrix<f64> {
     let u = &at.m * moments.gx.transpose() + &at.c * moments.gc.transpose();
     let mut dr = -&u - u.transpose();
-    if noise > 0.0 {
-        // Without gg there is no such flow: never one without its noise instead.
+    // A noise of NaN is no noise of zero.
+    if !(noise <= 0.0) {
+        // Entries refuse an evaluator without gg (`check_noise`); whatever comes here all the same has no value.
         match &moments.gg {
             Some(gg) => dr += gg * noise,
             None => dr.fill(f64::NAN),
@@ -781,6 +784,8 @@ struct Recorder<'a, E> {
     trajectory: Trajectory,
     reported: u64,
     end: f64,
+    /// Why a state that was asked for is not there.
+    missing: Option<StopReason>,
 }
 
 impl<E: Evaluator> Recorder<'_, E> {
@@ -801,13 +806,28 @@ impl<E: Evaluator> Recorder<'_, E> {
         Ok(())
     }
 
-    /// Records a state; false if it is none.
+    /// Records a state; false if it is none, which is then what ends the flow, or its loss is not told any more.
     fn push(&mut self, time: f64, y: &[f64]) -> bool {
+        let not_finite = |variable: String| StopReason::NotFinite { time, variable };
         // An interpolated state may lie outside the cone by the tolerance; it is recorded as it is.
-        let Ok((at, r)) = self.system.state.unpack_anywhere(y) else { return false };
+        let (at, r) = match self.system.state.unpack_anywhere(y) {
+            Ok(found) => found,
+            Err(Failure::NotFinite(index)) => {
+                self.missing = Some(not_finite(self.system.state.name(index)));
+                return false;
+            }
+            Err(Failure::LeftCone(pivot)) => {
+                self.missing = Some(StopReason::LeftCone { time, pivot });
+                return false;
+            }
+        };
         let loss = self.system.evaluator.loss(&self.on_cone(&at, &r)).value();
         // Then the loss may be none.
         if self.watch.interrupted() {
+            return false;
+        }
+        if !loss.is_finite() {
+            self.missing = Some(not_finite("loss".into()));
             return false;
         }
         let b = biases(self.system.state.bias, &r, &at.b);
@@ -949,6 +969,9 @@ where
                     _ => solver.state().t,
                 };
                 recorder.record_until(reach, |t| solver.interpolate(t).map(|y| y.batch_as_slice(0).to_vec()))?;
+                if let Some(stop) = recorder.missing.take() {
+                    break stop;
+                }
                 let recorded = &recorder.trajectory.times;
                 if recorder.watch.interrupted() && recorded.len() < recorder.options.times.len() {
                     break StopReason::Interrupted { time: recorded.last().copied().unwrap_or(before) };

@@ -99,7 +99,9 @@ pub trait Evaluator: Sync {
     /// The attention.
     fn attention(&self) -> &Attention;
 
-    /// Whether the moments hold `gg`, without which there is no flow with `gamma > 0`.
+    /// Whether the moments hold `gg`, without which there is no flow with `gamma > 0`. A wrapper passes on what
+    /// it wraps; one that claims noise and gives none has no flow with `gamma > 0` all the same, only later: its
+    /// derivative is NaN.
     fn gives_noise(&self) -> bool {
         true
     }
@@ -185,6 +187,24 @@ impl<E: Evaluator + ?Sized> Evaluator for Watched<'_, E> {
     }
 }
 
+/// Refuses a noise `gamma / B` that is no number from 0 on, and one above 0 of an evaluator whose moments do not
+/// hold the noise of SGD: everything that follows a flow with noise asks this first.
+///
+/// # Errors
+/// [`Error::Invalid`] for `gamma` or for `evaluator`.
+pub fn check_noise<E: Evaluator>(evaluator: &E, noise: f64) -> Result<(), Error> {
+    if !(noise.is_finite() && noise >= 0.0) {
+        return Err(Error::invalid("gamma", format!("gamma / batch must be finite and not negative, got {noise}")));
+    }
+    if noise > 0.0 && !evaluator.gives_noise() {
+        return Err(Error::invalid(
+            "evaluator",
+            "quadrature gives the loss and its gradient, not the noise of SGD that gamma > 0 needs: use gamma 0, or evaluator qmc",
+        ));
+    }
+    Ok(())
+}
+
 /// The average of several evaluators, an evaluator itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Mean<'a, E> {
@@ -217,7 +237,7 @@ impl<E: Evaluator> Evaluator for Mean<'_, E> {
     }
 
     fn gives_noise(&self) -> bool {
-        self.first.gives_noise()
+        self.all.iter().all(Evaluator::gives_noise)
     }
 
     fn moments(&self, at: &Coordinates) -> Moments {
@@ -236,9 +256,8 @@ impl<E: Evaluator> Evaluator for Mean<'_, E> {
             sum.loss.second_moment += moments.loss.second_moment;
             sum.gx += moments.gx;
             sum.gc += moments.gc;
-            if let (Some(sum), Some(gg)) = (&mut sum.gg, moments.gg) {
-                *sum += gg;
-            }
+            // Of some evaluators alone it would be no average.
+            sum.gg = sum.gg.zip(moments.gg).map(|(sum, gg)| sum + gg);
             sum.gb.iter_mut().zip(moments.gb).for_each(|(s, g)| *s += g);
         }
         let scale = 1.0 / self.all.len() as f64;

@@ -30,7 +30,7 @@ use argmin::core::{CostFunction, Executor, Gradient, IterState};
 use argmin::solver::linesearch::MoreThuenteLineSearch;
 use argmin::solver::quasinewton::LBFGS;
 use headflow_model::random::{Purpose, Stream, normal_quantile};
-use headflow_model::{Activation, Bias, Error, Theta, Watch, biases};
+use headflow_model::{Activation, Bias, Error, Theta, Watch, biases, largest, largest_size};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
@@ -204,7 +204,8 @@ pub struct Optimum {
 /// in a quarter of the starts. The bits of the result do not depend on the number of threads. `watch` advances by one a start.
 ///
 /// # Errors
-/// When an option is outside its domain, or `watch` interrupts.
+/// When an option is outside its domain, `watch` interrupts, or the evaluator has no finite value where a minimum is
+/// looked at more closely: next to it outside the spikes, or with a head switched off.
 pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch) -> Result<Optimum, Error> {
     // Averages of many heads take long: they stop on the way, and are NaN then.
     let evaluator = &Watched::new(evaluator, watch);
@@ -240,16 +241,19 @@ pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch
         evaluations: end.evaluations,
         outside_evaluations: 0,
     });
-    let groups: Vec<Group> =
+    let groups: Result<Vec<Group>, Error> =
         grouped(ended.collect(), same).into_par_iter().map(|group| widen(evaluator, group, options, watch)).collect();
     if watch.interrupted() {
         return Err(Error::interrupted("optimum"));
     }
+    let groups = groups?;
     evaluations += groups.iter().map(|group| group.outside_evaluations).sum::<usize>();
-    let minima = grouped(groups, same).into_iter().map(|group| describe(evaluator, group, same)).collect();
+    let minima =
+        grouped(groups, same).into_iter().map(|group| describe(evaluator, group, same)).collect::<Result<_, Error>>();
     if watch.interrupted() {
         return Err(Error::interrupted("optimum"));
     }
+    let minima = minima?;
     Ok(Optimum { minima, starts: count, unconverged: left.len(), lowest_unconverged, evaluations })
 }
 
@@ -266,15 +270,17 @@ pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch
 ///
 /// by central differences: `2 H` evaluations, and one more for half-norm. An evaluator with sampling errors has
 /// them here too, and heads that are off give eigenvalues of 0. So does `C` without an empty column: there the
-/// keys have `H` directions, and at a stationary point `M` vanishes.
+/// keys have `H` directions, and at a stationary point `M` vanishes. Where the evaluator has no value next to the point,
+/// the answer is NaN.
 pub fn lowest_curvature_outside<E: Evaluator>(evaluator: &E, at: &Coordinates) -> f64 {
     lowest_outside(evaluator, at).map_or(0.0, |(curvature, ..)| curvature)
 }
 
-/// The smallest eigenvalue of `M`, its eigenvector, and the empty column of `C` that was used.
+/// The smallest eigenvalue of `M`, its eigenvector, and the empty column of `C` that was used; NaN and no direction where
+/// the evaluator has no value.
 fn lowest_outside<E: Evaluator>(evaluator: &E, at: &Coordinates) -> Option<(f64, DVector<f64>, usize)> {
     let heads = evaluator.heads();
-    let column = (0..at.c.ncols()).find(|&j| at.c.column(j).amax() == 0.0)?;
+    let column = (0..at.c.ncols()).find(|&j| largest_size(at.c.column(j).iter()) == 0.0)?;
     let gradient = |head: usize, offset: f64| {
         let mut moved = at.clone();
         moved.c[(head, column)] = offset;
@@ -290,6 +296,9 @@ fn lowest_outside<E: Evaluator>(evaluator: &E, at: &Coordinates) -> Option<(f64,
     }
     if evaluator.interrupted() {
         return None;
+    }
+    if !curvature.iter().all(|v| v.is_finite()) {
+        return Some((f64::NAN, DVector::from_element(heads, f64::NAN), column));
     }
     let eigen = ((&curvature + curvature.transpose()) * 0.5).symmetric_eigen();
     let lowest = (0..heads).min_by(|&i, &j| eigen.eigenvalues[i].total_cmp(&eigen.eigenvalues[j]))?;
@@ -395,7 +404,7 @@ impl<'a> Starts<'a> {
             let places = self.places(for_support);
             noise * JITTER + DMatrix::from_fn(heads, features, |h, f| self.support[places[h]][f])
         } else {
-            let largest = self.size.iter().copied().fold(0.0, f64::max);
+            let largest = largest_size(self.size.iter().copied());
             let (low, high) = (SIZES.0 / (1.0 + 0.3 * largest), SIZES.1);
             noise * (low * (high / low).powf(first[0]))
         };
@@ -452,7 +461,7 @@ struct Point {
 impl Point {
     /// The largest component of the gradient.
     fn slope(&self) -> f64 {
-        self.gradient.iter().fold(0.0, |largest, g| largest.max(g.abs()))
+        largest_size(&self.gradient)
     }
 }
 
@@ -494,7 +503,7 @@ impl<E: Evaluator> Objective<'_, E> {
             return problem("the line search left the numbers");
         }
         let r = self.parameters.unpack(y).r();
-        if r.diagonal().max().sqrt() > self.longest {
+        if !(largest(r.diagonal().iter()).sqrt() <= self.longest) {
             return problem("a key runs away");
         }
         let (loss, gradient) = self.parameters.evaluate(self.evaluator, y);
@@ -556,7 +565,7 @@ fn descend<E: Evaluator>(
     let limit = options.max_iterations.saturating_mul(EVALUATIONS_PER_ITERATION);
     let memory = RefCell::new(Memory { last: None, best: None, evaluations: 0, limit });
     // A start that is given may be longer still.
-    let given = parameters.unpack(&start).r().diagonal().max().sqrt();
+    let given = largest(parameters.unpack(&start).r().diagonal().iter()).sqrt();
     let longest = (LONGEST * (1.0 + norm_of(evaluator.task().theta()))).max(2.0 * given);
     let (tolerance, mut iterations) = (options.gradient_tolerance, 0);
     let mut from = start.clone();
@@ -650,20 +659,33 @@ fn grouped(mut groups: Vec<Group>, same: Same) -> Vec<Group> {
     joined
 }
 
+/// What to do where an evaluator has no value that a minimum needs.
+const NO_VALUE: &str = "use fewer heads, a shorter length, a looser tolerance, or evaluator qmc";
+
 /// Takes a minimum in the span of the spikes on into directions outside, as long as one lowers the loss.
-fn widen<E: Evaluator>(evaluator: &E, mut group: Group, options: &Options, watch: &dyn Watch) -> Group {
+///
+/// # Errors
+/// When the evaluator has no value outside: whether the minimum is one cannot be told.
+fn widen<E: Evaluator>(evaluator: &E, mut group: Group, options: &Options, watch: &dyn Watch) -> Result<Group, Error> {
     let size = norm_of(evaluator.task().theta());
     let negative = -NEGATIVE * unit_of_rates(evaluator);
     loop {
         let at = group.parameters.unpack(&group.point.y);
         let Some((curvature, direction, column)) = lowest_outside(evaluator, &at) else {
             group.outside = 0.0;
-            return group;
+            return Ok(group);
         };
+        if !curvature.is_finite() {
+            let reached = format!(
+                "whether keys outside the spikes lower the loss {:.6} cannot be told: the loss has no finite value there",
+                group.point.loss
+            );
+            return Err(Error::not_converged("optimum", reached, NO_VALUE));
+        }
         group.outside = curvature;
         group.outside_evaluations += 2 * group.parameters.heads + usize::from(group.parameters.rule == Bias::HalfNorm);
         if curvature >= negative || watch.interrupted() {
-            return group;
+            return Ok(group);
         }
         let mut moved = at.c;
         moved.set_column(column, &(direction * (FIRST_OUTSIDE * size)));
@@ -672,7 +694,7 @@ fn widen<E: Evaluator>(evaluator: &E, mut group: Group, options: &Options, watch
         group.outside_evaluations += end.evaluations;
         // Otherwise the minimum in the span stands, and its curvature tells that it is none.
         if !(end.converged && end.point.loss < group.point.loss) {
-            return group;
+            return Ok(group);
         }
         group.parameters = parameters;
         group.point = end.point;
@@ -680,7 +702,10 @@ fn widen<E: Evaluator>(evaluator: &E, mut group: Group, options: &Options, watch
 }
 
 /// What there is to say about a minimum.
-fn describe<E: Evaluator>(evaluator: &E, group: Group, same: Same) -> Minimum {
+///
+/// # Errors
+/// When the evaluator has no value without one of the heads.
+fn describe<E: Evaluator>(evaluator: &E, group: Group, same: Same) -> Result<Minimum, Error> {
     let Group { parameters, point, outside, found, evaluations, .. } = group;
     let mut at = parameters.unpack(&point.y);
     // One after the other: of two heads that do the same, only one can go.
@@ -688,32 +713,37 @@ fn describe<E: Evaluator>(evaluator: &E, group: Group, same: Same) -> Minimum {
     let on: Vec<bool> = (0..parameters.heads)
         .map(|head| {
             if !parameters.with_biases() || parameters.heads == 1 {
-                return true;
+                return Ok(true);
             }
             let before = rest.b[head];
             rest.b[head] -= OFF;
-            let needed = !same.is(point.loss, evaluator.loss(&rest).value());
+            let without = evaluator.loss(&rest).value();
+            if !without.is_finite() {
+                let reached = format!("whether head {head} is on cannot be told: the loss without it is {without}");
+                return Err(Error::not_converged("optimum", reached, NO_VALUE));
+            }
+            let needed = !same.is(point.loss, without);
             if needed {
                 rest.b[head] = before;
             }
-            needed
+            Ok(needed)
         })
-        .collect();
+        .collect::<Result<_, Error>>()?;
     if parameters.with_biases() && parameters.activation == Activation::BayesSoftmax {
         let r = at.r();
         let weights = (0..parameters.heads).filter(|&h| on[h]).map(|h| at.b[h] + r[(h, h)] / 2.0);
-        let top = weights.clone().fold(f64::NEG_INFINITY, f64::max);
+        let top = largest(weights.clone());
         let common = top + weights.map(|w| (w - top).exp()).sum::<f64>().ln();
         if common.is_finite() {
             at.b.iter_mut().for_each(|b| *b -= common);
         }
     }
-    Minimum { at, loss: point.loss, gradient: point.slope(), outside, on, found, evaluations }
+    Ok(Minimum { at, loss: point.loss, gradient: point.slope(), outside, on, found, evaluations })
 }
 
 #[cfg(test)]
 mod tests {
-    use headflow_model::{Aggregation, Attention, Task};
+    use headflow_model::{Aggregation, Attention, Task, smallest};
 
     use super::*;
     use crate::quasi_monte_carlo::QuasiMonteCarlo;
@@ -779,7 +809,7 @@ mod tests {
             assert_eq!(number % 4 == 2, at.b.iter().all(|&b| b == 0.0));
         }
         let sizes: Vec<f64> = all.iter().step_by(2).map(|at| (at.m.norm_squared() / (5.0 * 5.0)).sqrt()).collect();
-        let (low, high) = sizes.iter().fold((f64::MAX, 0.0f64), |(low, high), &s| (low.min(s), high.max(s)));
+        let (low, high) = (smallest(&sizes), largest(&sizes));
         assert!(low < 0.4 && high > 1.2 && high < 3.0, "sizes from {low} to {high}");
     }
 
@@ -819,9 +849,7 @@ mod tests {
                     let second =
                         |angle: f64| (loss(angle, 3e-3) + loss(angle, -3e-3) - 2.0 * loss(angle, 0.0)) / (2.0 * 9e-6);
                     let angles = if heads == 1 { 1 } else { 720 };
-                    let lowest = (0..angles)
-                        .map(|i| second(std::f64::consts::PI * i as f64 / angles as f64))
-                        .fold(f64::INFINITY, f64::min);
+                    let lowest = smallest((0..angles).map(|i| second(std::f64::consts::PI * i as f64 / angles as f64)));
                     let found = lowest_curvature_outside(&qmc, &parameters.unpack(&y));
                     assert!((found - lowest).abs() < 2e-5, "{attention:?} H = {heads}: {found}, by the loss {lowest}");
                 }

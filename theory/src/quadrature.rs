@@ -20,7 +20,9 @@ pub(crate) mod signals;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headflow_model::{Activation, Attention, Error, Task, Unwatched, Watch, mean_and_error};
+use headflow_model::{
+    Activation, Attention, Error, Task, Unwatched, Watch, larger, largest, largest_size, mean_and_error,
+};
 use nalgebra::DMatrix;
 use rayon::prelude::*;
 
@@ -124,7 +126,7 @@ pub struct HeadMoments {
     pub relevant: Vec<f64>,
     /// `E[sum_l A_hl A_h'l]`, `H x H`.
     pub products: DMatrix<f64>,
-    /// Estimated error of each.
+    /// Estimated error of each: a finite number.
     pub error_estimate: f64,
     attention: Attention,
 }
@@ -141,7 +143,8 @@ impl HeadMoments {
     }
 }
 
-/// A loss, what it is made of, and how exact it is.
+/// A loss, what it is made of, and how exact it is: finite numbers all, or, where there is no value or its error is
+/// not known, NaN all with infinite errors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// The loss.
@@ -190,14 +193,22 @@ impl Evaluation {
 
     /// Largest differences of the loss and its parts, and of the gradient.
     fn distance(&self, other: &Self) -> [f64; 2] {
-        let largest = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+        let largest = |a: &[f64], b: &[f64]| largest_size(a.iter().zip(b).map(|(x, y)| x - y));
         let ((a, ga), (b, gb)) = (self.numbers(), other.numbers());
         [largest(&a, &b), largest(&ga, &gb)]
+    }
+
+    /// Whether all numbers are finite, those of the errors too.
+    fn is_finite(&self) -> bool {
+        let (loss, gradient) = self.numbers();
+        let errors = [self.error_estimate, self.gradient_error_estimate];
+        loss.iter().chain(&gradient).chain(&errors).all(|v| v.is_finite())
     }
 }
 
 /// Evaluates at `Lambda` for a tolerance and, for a check, at less, then at more until the estimated errors meet the
-/// tolerance: the best value and its errors. None where not even two evaluations are to be had.
+/// tolerance: the best value and its errors. None where not even two evaluations are to be had. A difference that is NaN
+/// is an error of NaN, which meets no tolerance.
 ///
 /// Errors fall like `e^{-rate Lambda}` at a rate that need not be 1: if the coarser value is off by `e^{-rate Lambda}`, then a
 /// finer one, with `ratio` times its `Lambda`, is off by the power `ratio` of that.
@@ -209,7 +220,8 @@ pub(crate) fn refined<T>(
     // A difference that is small by chance says nothing: never less than the steps were chosen for.
     let estimate = |differences: [f64; 2], ratio: f64, lambda: f64| -> [f64; 2] {
         std::array::from_fn(|i| {
-            (SAFETY * differences[i].powf(ratio)).min(differences[i]).max(PREFACTORS[i] * (-lambda).exp())
+            let geometric = (SAFETY * differences[i].powf(ratio)).min(differences[i]);
+            larger(geometric, PREFACTORS[i] * (-lambda).exp())
         })
     };
     let mut lambda = MARGIN - tolerance.ln();
@@ -228,7 +240,7 @@ pub(crate) fn refined<T>(
         let found = estimate(distance(&finer, &finest), ratio, lambda);
         finest = finer;
         errors = Some(found);
-        if found[0].max(found[1]) <= tolerance {
+        if larger(found[0], found[1]) <= tolerance {
             break;
         }
         lambda *= FINER;
@@ -257,8 +269,8 @@ impl Quadrature {
         })
     }
 
-    /// The largest error estimate of all evaluations so far, of losses and gradients: whoever takes many, as a flow does, may
-    /// ask afterwards whether the tolerance was met throughout.
+    /// The largest error estimate of all evaluations so far that had a value, of losses and gradients: whoever takes many, as
+    /// a flow does, may ask afterwards whether the tolerance was met throughout. (Those without a value gave NaN.)
     pub fn worst_error(&self) -> f64 {
         f64::from_bits(self.worst.load(Ordering::Relaxed))
     }
@@ -285,12 +297,12 @@ impl Quadrature {
     }
 
     /// The moments of all heads and pairs at a point, the best that can be had; none for bayes-softmax, whose heads are
-    /// normalised against each other.
+    /// normalised against each other, and where there is no finite value with a finite error.
     pub fn head_moments(&self, at: &Coordinates) -> Option<HeadMoments> {
-        if self.attention.activation == Activation::BayesSoftmax {
+        let (r, heads) = (at.r(), self.heads);
+        if self.attention.activation == Activation::BayesSoftmax || !finite(at, &r) {
             return None;
         }
-        let (r, heads) = (at.r(), self.heads);
         let of = |lambda| {
             let parts = self.contributions(at, &r, self.precision(lambda), false, &Unwatched)?;
             let mut found = (vec![0.0; heads], DMatrix::zeros(heads, heads));
@@ -305,16 +317,17 @@ impl Quadrature {
             Some(found)
         };
         let distance = |a: &(Vec<f64>, DMatrix<f64>), b: &(Vec<f64>, DMatrix<f64>)| {
-            let first = a.0.iter().zip(&b.0).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
-            [first, (&a.1 - &b.1).amax()]
+            let first = largest_size(a.0.iter().zip(&b.0).map(|(x, y)| x - y));
+            [first, largest_size((&a.1 - &b.1).iter())]
         };
         let ((relevant, products), errors) = refined(self.tolerance, of, distance)?;
-        let error_estimate = errors[0].max(errors[1]) + ROUNDING;
-        Some(HeadMoments { relevant, products, error_estimate, attention: self.attention })
+        let error_estimate = larger(errors[0], errors[1]) + ROUNDING;
+        let known = relevant.iter().chain(products.iter()).chain([&error_estimate]).all(|v| v.is_finite());
+        known.then_some(HeadMoments { relevant, products, error_estimate, attention: self.attention })
     }
 
     fn met(&self, evaluation: Evaluation) -> Result<Evaluation, Error> {
-        let reached = evaluation.error_estimate.max(evaluation.gradient_error_estimate);
+        let reached = larger(evaluation.error_estimate, evaluation.gradient_error_estimate);
         if reached <= self.tolerance {
             return Ok(evaluation);
         }
@@ -355,8 +368,10 @@ impl Quadrature {
             // Broken off: no evaluation, and no error of one.
             return self.nothing(gradient);
         }
-        let worst = evaluation.error_estimate.max(evaluation.gradient_error_estimate);
-        self.worst.fetch_max(worst.to_bits(), Ordering::Relaxed);
+        if evaluation.is_finite() {
+            let worst = larger(evaluation.error_estimate, evaluation.gradient_error_estimate);
+            self.worst.fetch_max(worst.to_bits(), Ordering::Relaxed);
+        }
         evaluation
     }
 
@@ -364,13 +379,19 @@ impl Quadrature {
         assert_eq!(at.m.shape(), (self.heads, self.task.features()), "m does not fit");
         assert_eq!(at.b.len(), self.heads, "b does not fit");
         let r = at.r();
+        // A variance of NaN would count as 0 further down.
+        if !finite(at, &r) {
+            return self.nothing(gradient);
+        }
         let refined =
             refined(self.tolerance, |lambda| self.at_precision(at, &r, lambda, gradient, watch), Evaluation::distance);
         if let Some((mut evaluation, [loss, of_gradient])) = refined {
             let rounding = ROUNDING * (1.0 + evaluation.loss.second_moment);
             evaluation.error_estimate = loss + rounding;
             evaluation.gradient_error_estimate = if gradient { of_gradient + rounding } else { 0.0 };
-            return evaluation;
+            if evaluation.is_finite() {
+                return evaluation;
+            }
         }
         if self.attention.activation == Activation::BayesSoftmax {
             return self.by_quasi_monte_carlo(at, &r, gradient, watch);
@@ -378,7 +399,7 @@ impl Quadrature {
         self.nothing(gradient)
     }
 
-    /// What there is where an evaluation would take too much work.
+    /// What there is where an evaluation would take too much work, or comes to no finite number.
     fn nothing(&self, gradient: bool) -> Evaluation {
         Evaluation {
             loss: Loss { attention_on_relevant: f64::NAN, second_moment: f64::NAN },
@@ -444,14 +465,14 @@ impl Quadrature {
         let question = ask(2.0);
         let mut work = 0.0;
         // Keys of ordinary size never come near the bounds.
-        let counted = if r.diagonal().max() > COUNTED * COUNTED { &tasks[..] } else { &[] };
+        let counted = if largest(r.diagonal().iter()) <= COUNTED * COUNTED { &[] } else { &tasks[..] };
         for &[h, k] in counted {
             if watch.interrupted() {
                 return None;
             }
             let (own, points) = if h == k { pairs::single_work(&question, h) } else { pairs::work(&question, h, k) };
             work += own;
-            if work > MOST_WORK || points > MOST_POINTS {
+            if !(work <= MOST_WORK && points <= MOST_POINTS) {
                 return None;
             }
         }
@@ -558,20 +579,25 @@ impl Quadrature {
             }
             let errors = |pick: &dyn Fn(&Evaluation) -> Vec<f64>| -> f64 {
                 let rows: Vec<Vec<f64>> = all.iter().map(pick).collect();
-                (0..rows[0].len())
-                    .map(|i| STANDARD_ERRORS * mean_and_error(rows.iter().map(|row| row[i])).1)
-                    .fold(0.0, f64::max)
+                largest_size(
+                    (0..rows[0].len()).map(|i| STANDARD_ERRORS * mean_and_error(rows.iter().map(|row| row[i])).1),
+                )
             };
             let (loss, of_gradient) = (errors(&|e| e.numbers().0), errors(&|e| e.numbers().1));
-            if loss.max(of_gradient) <= self.tolerance || points >= LAST_POINTS {
+            if larger(loss, of_gradient) <= self.tolerance || points >= LAST_POINTS {
                 let mut mean = Evaluation::mean(&all).unwrap_or_else(|| all[0].clone());
                 mean.error_estimate = loss;
                 mean.gradient_error_estimate = of_gradient;
-                return mean;
+                return if mean.is_finite() { mean } else { self.nothing(gradient) };
             }
             points *= 4;
         }
     }
+}
+
+/// Whether a point, and its overlaps, are finite numbers.
+fn finite(at: &Coordinates, r: &DMatrix<f64>) -> bool {
+    at.m.iter().chain(at.c.iter()).chain(&at.b).chain(r.iter()).all(|v| v.is_finite())
 }
 
 /// Refuses a tolerance that is no number between the tightest and the loosest.

@@ -23,13 +23,13 @@
 //! [`Stability::along_features`] keeps what is exact. Where `m` is not 0, rates along the features miss
 //! terms of order `gamma / B`.
 
-use headflow_model::{Activation, Bias, Error, OrderParameters, Watch, biases};
+use headflow_model::{Activation, Bias, Error, OrderParameters, Watch, biases, larger, largest, largest_size};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::flow::{derivative_at, gradient_flow};
-use crate::moments::{Coordinates, Evaluator, Mean, Watched};
+use crate::moments::{Coordinates, Evaluator, Mean, Watched, check_noise};
 
 /// Step of the central differences.
 const STEP: f64 = 1e-4;
@@ -48,6 +48,9 @@ const MAX_STEPS: usize = 1000;
 
 /// Largest number of Newton steps.
 const NEWTON_STEPS: usize = 25;
+
+/// What to do where an evaluator has no value.
+const NO_VALUE: &str = "use evaluator qmc, a looser tolerance, or smaller keys and signals";
 
 /// What a mode moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -113,10 +116,11 @@ impl Mode {
     }
 
     /// Time until growth at this rate takes a displacement of the alignments to `threshold` in some
-    /// head's alignment with `feature`; `None` if it never does.
+    /// head's alignment with `feature`; `None` if it never does, NaN if that cannot be told.
     pub fn time_to(&self, displacement: &DMatrix<f64>, feature: usize, threshold: f64) -> Option<f64> {
-        let size = self.projection(displacement).column(feature).amax();
-        (self.rate > 0.0 && size > 0.0).then(|| ((threshold / size).ln() / self.rate).max(0.0))
+        let size = largest_size(self.projection(displacement).column(feature).iter());
+        // What is no number is not "never".
+        (!(self.rate <= 0.0) && !(size <= 0.0)).then(|| larger((threshold / size).ln() / self.rate, 0.0))
     }
 
     /// The mode in words: what it does, and where.
@@ -274,7 +278,7 @@ fn compressed(c: &DMatrix<f64>) -> (DMatrix<f64>, usize) {
 ///
 /// # Errors
 /// When there is no evaluator, the shapes of the evaluators and the point differ, there are more than
-/// 2000 coordinates, or `watch` interrupts.
+/// 2000 coordinates, the evaluators have no finite loss or gradient at the point and next to it, or `watch` interrupts.
 pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates, watch: &dyn Watch) -> Result<Stability, Error> {
     // Averages of many heads take long: they stop on the way, and are NaN then.
     let evaluators = &Watched::all(evaluators, watch);
@@ -287,6 +291,14 @@ pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates, watch: &dyn W
             "m",
             format!("is {} x {} but there are {heads} heads and {features} features", at.m.nrows(), at.m.ncols()),
         ));
+    }
+    if at.c.shape() != (heads, heads) || at.b.len() != heads {
+        let (rows, columns) = at.c.shape();
+        let problem = format!("has C of {rows} x {columns} and {} biases, but there are {heads} heads", at.b.len());
+        return Err(Error::invalid("m", problem));
+    }
+    if !at.m.iter().chain(at.c.iter()).chain(&at.b).all(|v| v.is_finite()) {
+        return Err(Error::invalid("m", "the point holds a number that is not finite"));
     }
     let rule = first.attention().bias;
     let (c, rank) = compressed(&at.c);
@@ -329,11 +341,19 @@ pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates, watch: &dyn W
     if watch.interrupted() {
         return Err(Error::interrupted("stability"));
     }
+    let numbers = mean.iter().chain(drifts.iter().flatten());
+    if !(loss.is_finite() && numbers.copied().all(f64::is_finite)) {
+        return Err(Error::not_converged(
+            "stability",
+            format!("the evaluator has no finite loss and gradient at this point (loss {loss}) or next to it"),
+            NO_VALUE,
+        ));
+    }
     Ok(Stability { rank, loss, residual: residual(layout, &drifts), modes: modes(layout, rank, &mean, &jacobians), at })
 }
 
 /// The rate `v . J v / |v|^2` along a displacement of the alignments (`H x F`), without the whole of `J`:
-/// the rate of growth if it is a mode, as a symmetry may tell.
+/// the rate of growth if it is a mode, as a symmetry may tell. NaN where the evaluator has no value.
 pub fn rate_along<E: Evaluator>(evaluator: &E, at: &Coordinates, displacement: &DMatrix<f64>) -> f64 {
     let size = displacement.norm();
     let drift = |offset: f64| {
@@ -369,7 +389,7 @@ fn modes(layout: Layout, rank: usize, mean: &DMatrix<f64>, jacobians: &[DMatrix<
         (spread / count / (count - 1.0).max(1.0)).sqrt()
     };
     let errors: Vec<f64> = (0..size).map(|k| error(&vectors.column(k).into_owned(), rates[k])).collect();
-    let largest = rates.iter().fold(0.0f64, |a, r| a.max(r.abs()));
+    let largest = largest_size(&rates);
     // One scramble does not tell its sampling error.
     let alike = if jacobians.len() > 1 { 1e-5 } else { 3e-4 } * largest + 1e-9;
 
@@ -496,25 +516,35 @@ pub fn unit_of_rates<E: Evaluator>(evaluator: &E) -> f64 {
 /// [`unit_of_rates`] (beyond four standard errors of the drift over scrambles).
 ///
 /// # Errors
-/// Says which coordinate moves, and how fast.
+/// Says which coordinate moves, and how fast, or that this cannot be told: a drift that is no number is not
+/// small. When there is no evaluator, or [`check_noise`] refuses one.
 pub fn check_stationary<E: Evaluator>(
     evaluators: &[E],
     point: &OrderParameters,
     noise: f64,
     tolerance: f64,
 ) -> Result<(), Error> {
+    let Some(first) = evaluators.first() else {
+        return Err(Error::invalid("scrambles", "there must be at least one"));
+    };
+    evaluators.iter().try_for_each(|evaluator| check_noise(evaluator, noise))?;
     let drifts: Vec<(String, f64)> = drift_of(evaluators, point, noise);
     if evaluators.iter().any(E::interrupted) {
         return Err(Error::interrupted("stability"));
     }
+    // The order of `total_cmp` puts the size NaN last: the largest.
     let (name, size) =
-        drifts.into_iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).unwrap_or((String::new(), 0.0));
-    let Some(first) = evaluators.first() else {
-        return Err(Error::invalid("scrambles", "there must be at least one"));
-    };
+        drifts.into_iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).unwrap_or((String::new(), f64::NAN));
     let allowed = tolerance * unit_of_rates(first);
     if size.abs() <= allowed {
         return Ok(());
+    }
+    if !size.is_finite() {
+        return Err(Error::not_converged(
+            "stability",
+            format!("whether this point is stationary cannot be told: d{name}/dtau is {size} there"),
+            NO_VALUE,
+        ));
     }
     Err(Error::invalid(
         "m",
@@ -547,7 +577,7 @@ fn drift_of<E: Evaluator>(evaluators: &[E], point: &OrderParameters, noise: f64)
             let mean = all.iter().map(|d| d[i].1).sum::<f64>() / count;
             let square = all.iter().map(|d| (d[i].1 - mean).powi(2)).sum::<f64>();
             let error = (square / count / (count - 1.0).max(1.0)).sqrt();
-            let significant = (mean.abs() - 4.0 * error).max(0.0);
+            let significant = larger(mean.abs() - 4.0 * error, 0.0);
             (all[0][i].0.clone(), significant.copysign(mean))
         })
         .collect()
@@ -587,9 +617,10 @@ fn stationary_bias<E: Evaluator>(evaluator: &E) -> Result<f64, Error> {
 /// solve. At `noise = 0`, `s = 0`. If `E theta = 0` it has `m = 0` exactly.
 ///
 /// # Errors
-/// When the solve does not converge, or as [`zero`].
+/// When the solve does not converge, or as [`zero`] and [`check_noise`].
 pub fn unspecialised<E: Evaluator>(evaluators: &[E], noise: f64) -> Result<Coordinates, Error> {
     let evaluator = Mean::new(evaluators)?;
+    check_noise(&evaluator, noise)?;
     let (heads, task) = (evaluator.heads(), evaluator.task());
     let features = task.features();
     let mean = task.theta().mean();
@@ -661,27 +692,29 @@ fn follow(
     let solved = SOLVED / time_step;
     let mut value = f(&u)?;
     for _ in 0..MAX_STEPS {
-        if value.amax() <= solved {
+        if largest_size(value.iter()) <= solved {
             return Some(u);
         }
         let jacobian = differences(&u, &value, f)?;
-        let fastest = jacobian.complex_eigenvalues().iter().map(|e| e.re).fold(f64::NEG_INFINITY, f64::max);
+        let fastest = largest(jacobian.complex_eigenvalues().iter().map(|e| e.re));
         if fastest > 0.0 {
             time_step = time_step.min(0.5 / fastest);
         }
         let system = DMatrix::identity(u.len(), u.len()) / time_step - jacobian;
         let step = system.lu().solve(&value)?;
         let next = &u + &step;
-        match f(&next).filter(|_| step.amax() < LONGEST_STEP) {
+        match f(&next).filter(|_| largest_size(step.iter()) < LONGEST_STEP) {
             Some(new) => {
                 // Faster as the drift falls.
-                time_step = (time_step * (value.amax() / new.amax().max(1e-300)).clamp(2.0, 10.0)).min(1e15);
+                time_step = (time_step
+                    * (largest_size(value.iter()) / largest_size(new.iter()).max(1e-300)).clamp(2.0, 10.0))
+                .min(1e15);
                 (u, value) = (next, new);
             }
             None => time_step *= 0.25,
         }
     }
-    (value.amax() <= 1e3 * solved).then_some(u)
+    (largest_size(value.iter()) <= 1e3 * solved).then_some(u)
 }
 
 fn differences(
@@ -696,7 +729,8 @@ fn differences(
         shifted[i] += FORWARD;
         columns.push((f(&shifted)? - value) / FORWARD);
     }
-    Some(DMatrix::from_columns(&columns))
+    // Decompositions of a matrix that is not finite need not end.
+    Some(DMatrix::from_columns(&columns)).filter(|jacobian| jacobian.iter().all(|v| v.is_finite()))
 }
 
 /// The stationary point of the flow with `noise` next to `near`, stable or not: Newton's method with
@@ -705,7 +739,7 @@ fn differences(
 /// # Errors
 /// When the drift stays above `tolerance` (a plateau may be a slow passage, as where biases of heads that
 /// are off fall for ever), or the solve ends farther than `reach` from where it began in some
-/// alignment: there is no stationary point nearby.
+/// alignment: there is no stationary point nearby. As [`check_noise`].
 pub fn stationary_near<E: Evaluator>(
     evaluators: &[E],
     near: &OrderParameters,
@@ -714,6 +748,7 @@ pub fn stationary_near<E: Evaluator>(
     tolerance: f64,
 ) -> Result<Coordinates, Error> {
     let evaluator = Mean::new(evaluators)?;
+    check_noise(&evaluator, noise)?;
     let rule = evaluator.attention().bias;
     let (heads, features) = (near.heads(), near.features());
     let trained = rule == Bias::Trained;
@@ -722,9 +757,9 @@ pub fn stationary_near<E: Evaluator>(
     // With noise the unknowns are m, C (lower triangular, so that S = C C^T is always possible) and b, and
     // what must vanish are the drifts of m, S and b; else m, C, b and their own.
     let triangle = heads * (heads + 1) / 2;
-    let unpack = |y: &DVector<f64>| -> Option<Coordinates> {
+    let unpack = |y: &DVector<f64>| -> Coordinates {
         if noise == 0.0 {
-            return Some(layout.unpack(y, rule));
+            return layout.unpack(y, rule);
         }
         let m = DMatrix::from_fn(heads, features, |h, f| y[f * heads + h]);
         let c =
@@ -733,13 +768,15 @@ pub fn stationary_near<E: Evaluator>(
         let r = &m * m.transpose() + &s;
         let stored: Vec<f64> =
             (0..heads).map(|h| if trained { y[heads * features + triangle + h] } else { 0.0 }).collect();
-        Some(Coordinates { b: biases(rule, &r, &stored), m, c })
+        Coordinates { b: biases(rule, &r, &stored), m, c }
     };
+    // None where it is not finite: there is no way from there.
     let drift = |y: &DVector<f64>| -> Option<DVector<f64>> {
+        let finite = |drift: DVector<f64>| drift.iter().all(|v| v.is_finite()).then_some(drift);
         if noise == 0.0 {
-            return Some(layout.drift(&evaluator, y));
+            return finite(layout.drift(&evaluator, y));
         }
-        let at = unpack(y)?;
+        let at = unpack(y);
         let (dm, dr, db) = derivative_at(&evaluator, &at, &at.r(), noise);
         let ds = &dr - &dm * at.m.transpose() - &at.m * dm.transpose();
         let lower = (0..heads).flat_map(|h| (0..=h).map(move |k| (h, k)));
@@ -749,7 +786,7 @@ pub fn stationary_near<E: Evaluator>(
             .chain(lower.map(|(h, k)| ds[(h, k)]))
             .chain(db.iter().copied().take(if trained { heads } else { 0 }))
             .collect();
-        Some(DVector::from_vec(values))
+        finite(DVector::from_vec(values))
     };
     let start = if noise == 0.0 {
         layout.pack(near.m(), &c, near.b())
@@ -776,20 +813,20 @@ pub fn stationary_near<E: Evaluator>(
         )
     };
     let mut y = start.clone();
-    let mut value = drift(&y).ok_or_else(|| failed("its overlaps are impossible".into()))?;
+    let mut value = drift(&y).ok_or_else(|| failed("the drift has no finite value there".into()))?;
     for _ in 0..NEWTON_STEPS {
-        if value.amax() <= SOLVED {
+        if largest_size(value.iter()) <= SOLVED {
             break;
         }
-        let jacobian =
-            differences(&y, &value, &drift).ok_or_else(|| failed("it sits on the edge of the possible".into()))?;
+        let jacobian = differences(&y, &value, &drift);
         if evaluator.interrupted() {
             return Err(Error::interrupted("stability"));
         }
+        let jacobian = jacobian.ok_or_else(|| failed("the drift has no finite value next to it".into()))?;
         let svd = jacobian.svd(true, true);
-        let cut = 1e-5 * svd.singular_values.max();
+        let cut = 1e-5 * largest(svd.singular_values.iter());
         let step = svd.solve(&-&value, cut).map_err(|e| failed(e.into()))?;
-        let mut scale = (0.3 / step.amax()).min(1.0);
+        let mut scale = (0.3 / largest_size(step.iter())).min(1.0);
         let next = loop {
             let next = &y + &step * scale;
             match drift(&next) {
@@ -801,19 +838,20 @@ pub fn stationary_near<E: Evaluator>(
         let Some((next, new)) = next else { break };
         let progress = new.norm() < 0.999 * value.norm();
         (y, value) = (next, new);
-        if !progress && value.amax() < 1e-6 {
+        if !progress && largest_size(value.iter()) < 1e-6 {
             break;
         }
     }
     if evaluator.interrupted() {
         return Err(Error::interrupted("stability"));
     }
-    let moved = (0..heads * features).map(|i| (y[i] - start[i]).abs()).fold(0.0, f64::max);
-    if value.amax() > tolerance {
-        return Err(failed(format!("the solve stops at a drift of {:.1e}, above {tolerance:e}", value.amax())));
+    let moved = largest_size((0..heads * features).map(|i| (y[i] - start[i]).abs()));
+    let left = largest_size(value.iter());
+    if !(left <= tolerance) {
+        return Err(failed(format!("the solve stops at a drift of {left:.1e}, above {tolerance:e}")));
     }
-    if moved > reach {
+    if !(moved <= reach) {
         return Err(failed(format!("the nearest one found is {moved:.2} away in an alignment")));
     }
-    unpack(&y).ok_or_else(|| failed("its overlaps are impossible".into()))
+    Ok(unpack(&y))
 }

@@ -48,7 +48,7 @@ use std::fmt::{self, Display, Write};
 use std::ops::Range;
 use std::str::FromStr;
 
-use headflow_model::{Error, Quantity, Shape, Trajectory};
+use headflow_model::{Error, Quantity, Shape, Trajectory, larger, largest_size, smallest};
 use nalgebra::DMatrix;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -393,10 +393,10 @@ impl<'a> Path<'a> {
                 trajectory.path(Quantity::Alignment { head, feature }).map(|m| m * scale).collect()
             })
             .collect();
-        let largest = strengths.iter().map(|path| size(path)).fold(criteria.on, f64::max);
+        let largest = larger(criteria.on, largest_size(strengths.iter().map(|path| largest_size(path))));
         let moves = strengths
             .iter()
-            .map(|path| (criteria.motion * largest).max(SIGMAS * noise(&trajectory.times, path)))
+            .map(|path| larger(criteria.motion * largest, SIGMAS * noise(&trajectory.times, path)))
             .collect();
         Self { trajectory, criteria, strengths, moves }
     }
@@ -405,7 +405,7 @@ impl<'a> Path<'a> {
     fn refuse_jumps(&self) -> Result<(), Error> {
         let Trajectory { shape, times, .. } = self.trajectory;
         let jumps = self.strengths.iter().zip(&self.moves).enumerate().flat_map(|(i, (path, width))| {
-            let size = size(path);
+            let size = largest_size(path);
             let jumps = path.windows(2).map(|pair| (pair[1] - pair[0]).abs()).enumerate();
             // A strength that never counts as on may jump, and so may noise.
             let jumps = jumps.filter(move |(_, jump)| size >= self.criteria.on && jump > width);
@@ -447,8 +447,7 @@ impl<'a> Path<'a> {
         let mut found = peaks(&dwell, self.criteria.contrast);
         found.retain(|&peak| longest[peak].1 - longest[peak].0 + 1 >= PERSISTENCE);
         if found.is_empty() {
-            let (slow, fast) =
-                (dwell.iter().copied().fold(0.0, f64::max), dwell.iter().copied().fold(f64::MAX, f64::min));
+            let (slow, fast) = (largest_size(dwell.iter().copied()), smallest(dwell.iter().copied()));
             let problem = format!(
                 "the alignments move throughout: no plateau up to {}; the slowest move by {} of the largest strength takes {}, \
                  the fastest {}, which must be {} times as short; raise --tau",
@@ -572,11 +571,6 @@ fn lowest(values: &[f64], from: usize, to: usize) -> usize {
     (from..to).min_by(|a, b| values[*a].total_cmp(&values[*b])).unwrap_or(from)
 }
 
-/// Largest absolute value.
-fn size(path: &[f64]) -> f64 {
-    path.iter().fold(0.0, |size, w| size.max(w.abs()))
-}
-
 /// A robust estimate of the standard deviation of white noise on a path.
 fn noise(times: &[f64], path: &[f64]) -> f64 {
     let mut deviations: Vec<f64> = (1..path.len() - 1)
@@ -678,6 +672,7 @@ fn peaks(values: &[f64], contrast: f64) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use headflow_model::largest;
     use proptest::prelude::*;
 
     const SHAPE: Shape = Shape { heads: 2, features: 2 };
@@ -917,9 +912,7 @@ mod tests {
     }
 
     fn slow_quiet_since(path: &[f64], width: f64) -> Vec<usize> {
-        let span = |part: &[f64]| {
-            part.iter().copied().fold(f64::MIN, f64::max) - part.iter().copied().fold(f64::MAX, f64::min)
-        };
+        let span = |part: &[f64]| largest(part.iter().copied()) - smallest(part.iter().copied());
         (0..path.len()).map(|right| (0..=right).find(|&left| span(&path[left..=right]) <= width).unwrap()).collect()
     }
 
@@ -933,7 +926,7 @@ mod tests {
             let times: Vec<_> = (0..path.len()).map(|t| (t * t) as f64).collect();
             for (i, (first, last)) in longest_windows(&times, &lefts).into_iter().enumerate() {
                 let holding = (i..path.len()).filter(|&right| lefts[right] <= i);
-                let longest = holding.map(|right| duration(&times, lefts[right], right)).fold(0.0, f64::max);
+                let longest = largest_size(holding.map(|right| duration(&times, lefts[right], right)));
                 prop_assert!(first <= i && i <= last);
                 prop_assert_eq!(duration(&times, first, last), longest);
             }
@@ -942,13 +935,13 @@ mod tests {
         #[test]
         fn peaks_are_separated_by_falls(values in prop::collection::vec(1u8..40, 1..60), contrast in 1.5..4.0) {
             let values: Vec<_> = values.into_iter().map(f64::from).collect();
-            let low = |range: &[f64]| range.iter().copied().fold(f64::MAX, f64::min);
+            let low = |range: &[f64]| smallest(range.iter().copied());
             let found = peaks(&values, contrast);
             for pair in found.windows(2) {
                 let fall = low(&values[pair[0]..=pair[1]]);
                 prop_assert!(fall * contrast <= values[pair[0]].min(values[pair[1]]) * (1.0 + 1e-12));
             }
-            let high = values.iter().copied().fold(0.0, f64::max);
+            let high = largest_size(values.iter().copied());
             if high > contrast * low(&values) {
                 prop_assert!(found.iter().any(|&peak| values[peak] == high));
             }

@@ -3,6 +3,7 @@
 
 use headflow_model::{
     Activation, Attention, Bias, Error, OrderParameters, Quantity, StopReason, Task, Theta, Unwatched, Watch,
+    largest_size, smallest,
 };
 use headflow_theory::flow::{self, Event, Method, Options, derivative, solve};
 use headflow_theory::moments::{Coordinates, Evaluator, Loss, Moments};
@@ -103,10 +104,10 @@ fn overlaps_follow_from_the_coordinates() {
         let half = &dm * at.m.transpose() + &dc * at.c.transpose();
         let expected = &half + half.transpose();
         let d = derivative(&qmc, &start(), 0.0);
-        assert!((&d.m - &dm).amax() < 1e-12);
-        assert!((&d.r - expected).amax() < 1e-12, "{attention:?}");
+        assert!(largest_size((&d.m - &dm).iter()) < 1e-12);
+        assert!(largest_size((&d.r - expected).iter()) < 1e-12, "{attention:?}");
         let noisy = derivative(&qmc, &start(), 0.7);
-        assert!((&noisy.r - &d.r - moments.gg.clone().unwrap() * 0.7).amax() < 1e-12);
+        assert!(largest_size((&noisy.r - &d.r - moments.gg.clone().unwrap() * 0.7).iter()) < 1e-12);
     }
 }
 
@@ -142,7 +143,7 @@ fn error_of(method: Method, step: f64, times: &[f64], exact: &[Vec<f64>], qmc: &
         // The order parameters; the loss is a function of them.
         row.iter().zip(exact).skip(1).map(|(a, b)| (a - b).abs())
     });
-    errors.fold(0.0, f64::max)
+    largest_size(errors)
 }
 
 /// The integrators have their textbook orders, at the ends of steps and between them (an interpolant
@@ -225,8 +226,8 @@ proptest! {
         };
         let (plain, other) = (qmc.moments(&at), qmc.moments(&permuted));
         prop_assert!((plain.loss.value() - other.loss.value()).abs() < 1e-13);
-        prop_assert!((plain.gx.select_rows(&order) - &other.gx).amax() < 1e-13);
-        prop_assert!((plain.gc.select_rows(&order) - &other.gc).amax() < 1e-13);
+        prop_assert!(largest_size((plain.gx.select_rows(&order) - &other.gx).iter()) < 1e-13);
+        prop_assert!(largest_size((plain.gc.select_rows(&order) - &other.gc).iter()) < 1e-13);
         for (i, &h) in order.iter().enumerate() {
             prop_assert!((plain.gb[h] - other.gb[i]).abs() < 1e-13);
             for (j, &k) in order.iter().enumerate() {
@@ -246,7 +247,7 @@ proptest! {
         let (s, c) = angle.sin_cos();
         let rotation = DMatrix::from_row_slice(3, 3, &[c, -s, 0.0, s, c, 0.0, 0.0, 0.0, 1.0]);
         let rotated = Coordinates { c: &at.c * &rotation, ..at.clone() };
-        prop_assert!((rotated.r() - at.r()).amax() < 1e-12);
+        prop_assert!(largest_size((rotated.r() - at.r()).iter()) < 1e-12);
         // u = m gx^T + C gc^T does not depend on the choice of C.
         let summary = |m: &Moments, at: &Coordinates, sign: f64| {
             let u = &at.m * m.gx.transpose() + &at.c * m.gc.transpose();
@@ -342,15 +343,15 @@ fn the_cone_is_not_left() {
     let solution = solve(&shrinking, &start(), &Options::new(1.0, times), &Unwatched).unwrap();
     let StopReason::LeftCone { time, .. } = solution.stop else { panic!("{:?}", solution.stop) };
     // The smallest eigenvalue of r - m m^T shrinks at about the rate 0.1.
-    let smallest = (start().r() - start().m() * start().m().transpose()).symmetric_eigenvalues().min();
-    assert!((0.5..2.0).contains(&(time / (smallest / 0.1))), "left at {time}");
+    let lowest = smallest((start().r() - start().m() * start().m().transpose()).symmetric_eigenvalues().iter());
+    assert!((0.5..2.0).contains(&(time / (lowest / 0.1))), "left at {time}");
     assert!(solution.statistics.rejected > 0);
     for (t, row) in solution.trajectory.rows.iter().enumerate() {
         let m = solution.trajectory.m(t);
         let r = DMatrix::from_fn(3, 3, |head, other| {
             row[solution.trajectory.shape.index(Quantity::Overlap { head, other })]
         });
-        assert!((&r - &m * m.transpose()).symmetric_eigenvalues().min() > -1e-6);
+        assert!(smallest((&r - &m * m.transpose()).symmetric_eigenvalues().iter()) > -1e-6);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The quadrature and the Bayes risk against values of independent programs, against finite differences, against
 //! quasi-Monte Carlo, and against themselves at a tighter tolerance.
 
-use headflow_model::{Activation, Attention, OrderParameters, Task, Theta, mean_and_error};
+use headflow_model::{Activation, Attention, OrderParameters, Task, Theta, larger, largest_size, mean_and_error};
 use headflow_theory::bayes::bayes_risk;
 use headflow_theory::moments::{Coordinates, Evaluator};
 use headflow_theory::quadrature::Quadrature;
@@ -66,9 +66,9 @@ fn reference_gradients() {
         let moments = Quadrature::new(&task, at.m.nrows(), attention, 1e-10).unwrap().moments(&at);
         let b: Vec<f64> = serde_json::from_value(case["mean_g"].clone()).unwrap();
         let off = [
-            (&moments.gx - matrix(&case["mean_g_x"])).amax(),
-            (&moments.gc - matrix(&case["mean_g_c"]).resize(at.m.nrows(), at.m.nrows(), 0.0)).amax(),
-            moments.gb.iter().zip(&b).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max),
+            largest_size((&moments.gx - matrix(&case["mean_g_x"])).iter()),
+            largest_size((&moments.gc - matrix(&case["mean_g_c"]).resize(at.m.nrows(), at.m.nrows(), 0.0)).iter()),
+            largest_size(moments.gb.iter().zip(&b).map(|(x, y)| (x - y).abs())),
         ];
         println!("{} {}: off by {off:?}", case["attention"], case["length"]);
         assert!(off.iter().all(|o| *o < 1e-9), "{case}: {off:?}");
@@ -232,7 +232,7 @@ fn estimates_cover_errors() {
             let found = evaluate(tolerance);
             let error = (found.loss.value() - exact.loss.value()).abs();
             let (g, e) = (found.gradient.unwrap(), exact.gradient.clone().unwrap());
-            let of_gradient = (g.m - e.m).amax().max((g.r - e.r).amax());
+            let of_gradient = larger(largest_size((g.m - e.m).iter()), largest_size((g.r - e.r).iter()));
             let name = format!("{attention:?}, L = {length}, scale {scale}, tolerance {tolerance:e}");
             println!(
                 "{name}: {error:.1e} ({:.1e}), {of_gradient:.1e} ({:.1e})",

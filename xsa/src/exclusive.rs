@@ -14,7 +14,8 @@ pub(crate) fn unit<T: Real>(value: &[T], direction: &mut [T]) -> Option<T> {
     let (scale, square) = if square > T::SAFE_SQUARE && square.is_finite() {
         (T::one(), square)
     } else {
-        let largest = value.iter().fold(T::zero(), |a, v| a.max(v.abs()));
+        // A NaN stays one.
+        let largest = value.iter().fold(T::zero(), |a, v| if a.is_nan() || v.abs() <= a { a } else { v.abs() });
         if largest < T::min_positive_value() {
             return None;
         }
@@ -59,6 +60,14 @@ pub(crate) fn exclude_gradient<T: Real>(
     let slope = exclude(gradient, direction);
     for ((to, &z), &dy) in to_value.iter_mut().zip(output).zip(gradient.iter()) {
         let sum = *to - (slope * z + along * dy) / norm;
-        *to = sum.max(-T::max_value()).min(T::max_value());
+        let most = T::max_value();
+        // Not with `min` and `max`, which make a bound of NaN.
+        *to = if sum > most {
+            most
+        } else if sum < -most {
+            -most
+        } else {
+            sum
+        };
     }
 }

@@ -13,6 +13,7 @@
 use std::f64::consts::PI;
 
 use headflow_model::exponential::{exp, exp_and_complement};
+use headflow_model::{largest, smallest};
 use pulp::{Arch, Simd, WithSimd};
 
 /// Lattice points that are handled side by side.
@@ -293,7 +294,7 @@ pub(crate) fn smoothed<const KERNELS: usize>(
 ) -> Vec<f64> {
     let inner: Vec<f64> = rule.x.iter().map(|y| slope * y).collect();
     let inner = (&inner[..], &rule.weights[..]);
-    let (low, high) = offsets.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), o| (l.min(*o), h.max(*o)));
+    let (low, high) = (smallest(offsets), largest(offsets));
     let step = (NODES_APART * slope).min(MOST_APART);
     let (from, to) = (lattice.t[0] + low, lattice.t[lattice.len() - 1] + high);
     let places = (lattice.len() * offsets.len()) as f64;
@@ -417,7 +418,9 @@ pub(crate) fn power(x: f64, n: f64) -> f64 {
     if n == 0.0 {
         return 1.0;
     }
-    (n * (-x.min(1.0)).ln_1p()).exp()
+    // Rounding may take x beyond 1; a NaN stays one.
+    let x = if x > 1.0 { 1.0 } else { x };
+    (n * (-x).ln_1p()).exp()
 }
 
 /// `ln E[e^{-u e^s}]` at `t = ln u` over nodes whose weights need not sum to 1 exactly, wherever it lies: from the complement where
@@ -437,6 +440,10 @@ pub(crate) fn log_average(scores: &[f64], weights: &[f64], t: f64) -> f64 {
 pub(crate) fn crossing(mut from: f64, mut to: f64, width: f64, falls_below: impl Fn(f64) -> bool) -> (f64, f64) {
     while to - from > width {
         let middle = 0.5 * (from + to);
+        // Numbers so large that none lies between them.
+        if !(middle > from && middle < to) {
+            break;
+        }
         if falls_below(middle) {
             to = middle;
         } else {

@@ -14,7 +14,7 @@
 //! covariance are half of second derivatives. With `s_h = b_h + l_11 x`, `s_h' = b_h' + l_21 x + l_22 y` the
 //! two-dimensional averages are products of matrices over `x`.
 
-use headflow_model::Watch;
+use headflow_model::{Watch, larger};
 use nalgebra::{DMatrix, DMatrixView, DVector};
 use rayon::prelude::*;
 
@@ -412,7 +412,7 @@ pub(super) fn work(question: &Question, h: usize, k: usize) -> (f64, f64) {
     let heads = ordered(question, h, k);
     let components = question.signals.components(&question.rows(heads), question.precision);
     let (along, across) = sizes(&question.scores(heads), question.precision);
-    if along.max(across) > 1e6 {
+    if !(larger(along, across) <= 1e6) {
         return (f64::INFINITY, along);
     }
     components
@@ -421,7 +421,7 @@ pub(super) fn work(question: &Question, h: usize, k: usize) -> (f64, f64) {
             let [u, v] = question.lattices(heads, ranges(question, heads, c)).map(|lattice| lattice.len() as f64);
             (u * along * v + KERNEL * v * along * across, u * v)
         })
-        .fold((0.0, 0.0), |(work, points), (own, here)| (work + own, here.max(points)))
+        .fold((0.0, 0.0), |(work, points), (own, here)| (work + own, larger(here, points)))
 }
 
 /// The same for [`single`], with the nodes of its score.
@@ -429,7 +429,7 @@ pub(super) fn single_work(question: &Question, h: usize) -> (f64, f64) {
     let precision = question.precision;
     let (along, _) = sizes(&question.scores([h, h]), precision);
     // Coarser nodes find the range: as many as that again.
-    if along > 1e6 {
+    if !(along <= 1e6) {
         return (f64::INFINITY, along);
     }
     let components = question.signals.components(&question.rows([h, h]), precision);
@@ -437,7 +437,7 @@ pub(super) fn single_work(question: &Question, h: usize) -> (f64, f64) {
     let work = components.iter().map(|c| {
         let relevant = question.relevant([h, h], c);
         let (along, _) = sizes(&relevant, precision);
-        if along > 1e6 {
+        if !(along <= 1e6) {
             return f64::INFINITY;
         }
         let (from, to) = ranges(question, [h, h], c)[0];
@@ -478,7 +478,8 @@ fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, componen
     for j in 0..v.len() {
         for i in 0..u.len() {
             let x = plain.x[(i, j)];
-            let (rest, scale) = (1.0 - x.min(1.0), u.weights[i] * v.weights[j] * leak_u[i] * leak_v[j]);
+            let (rest, scale) =
+                (if x > 1.0 { 0.0 } else { 1.0 - x }, u.weights[i] * v.weights[j] * leak_u[i] * leak_v[j]);
             if others > 1.0 {
                 let base = scale * power(x, others - 2.0);
                 p[(i, j)] = base * rest * rest;

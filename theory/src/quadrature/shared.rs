@@ -15,6 +15,7 @@
 
 use headflow_model::Watch;
 use headflow_model::random::{Purpose, Stream, normal_quantile};
+use headflow_model::{largest, largest_size};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
@@ -52,7 +53,7 @@ impl Nodes {
         let negligible = (-precision.of_token() - 3.0).exp();
         let (mut z, mut weights) = (Vec::new(), vec![1.0]);
         for (dimension, rule) in rules.iter().enumerate() {
-            let highest = rule.weights.iter().copied().fold(0.0, f64::max);
+            let highest = largest_size(rule.weights.iter().copied());
             let (mut next_z, mut next_weights) = (Vec::new(), Vec::new());
             for (k, &weight) in weights.iter().enumerate() {
                 for (x, w) in rule.x.iter().zip(&rule.weights) {
@@ -96,7 +97,7 @@ impl Nodes {
 }
 
 fn peak(rules: &[Normal]) -> f64 {
-    rules.iter().map(|r| r.weights.iter().copied().fold(0.0, f64::max)).product()
+    rules.iter().map(|r| largest_size(r.weights.iter().copied())).product()
 }
 
 /// The law of `lambda` for one token, on nodes.
@@ -178,7 +179,7 @@ pub(crate) fn shared(
     let (from, to) = range(&background.coarse(), &relevant.coarse(), precision);
     let step = precision.laplace_step(sigma);
     let nodes = (background.lambda.len() + relevant.lambda.len()) as f64;
-    if ((to - from) / step + 1.0) * nodes > MOST_WORK {
+    if !(((to - from) / step + 1.0) * nodes <= MOST_WORK) {
         return None;
     }
     let lattice = Laplace::new(step, from, to);
@@ -238,8 +239,9 @@ impl HeadScores {
         if self.factor.ncols() > TENSOR_RANK {
             return None;
         }
-        let rules: Vec<Normal> =
-            (0..self.factor.ncols()).map(|k| Normal::new(precision, self.factor.column(k).amax())).collect();
+        let rules: Vec<Normal> = (0..self.factor.ncols())
+            .map(|k| Normal::new(precision, largest_size(self.factor.column(k).iter())))
+            .collect();
         (Nodes::tensor_size(&rules) <= MOST_NODES).then(|| Nodes::tensor(&rules, precision))
     }
 
@@ -251,7 +253,7 @@ impl HeadScores {
                 scores[h] += self.factor[(h, k)] * z;
             }
         }
-        let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let highest = largest(scores.iter().copied());
         highest + scores.iter().map(|s| (s - highest).exp()).sum::<f64>().ln()
     }
 

@@ -121,7 +121,7 @@ pub fn weights(attention: &SelfAttention, layer: &Layer, head: usize, i: usize) 
     let token = layer.sink.as_ref().map_or(f64::NEG_INFINITY, |(keys, _)| {
         scale * dot(&query, &keys[owner * shape.key_size..(owner + 1) * shape.key_size])
     });
-    let largest = scores.iter().copied().fold(logit.max(token), f64::max);
+    let largest = headflow_model::largest(scores.iter().chain([&logit, &token]));
     let total: f64 = scores.iter().chain([&logit, &token]).map(|s| (s - largest).exp()).sum();
     let weight = |s: f64| (s - largest).exp() / total;
     (scores.iter().map(|s| weight(*s)).collect(), weight(logit), weight(token))
@@ -165,7 +165,7 @@ pub fn outputs(attention: &SelfAttention, layer: &Layer) -> Vec<f64> {
 /// The largest difference of two lists.
 pub fn distance(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { d } else { m.max(d) })
+    headflow_model::largest_size(a.iter().zip(b).map(|(a, b)| a - b))
 }
 
 /// The message of an error.
