@@ -2,7 +2,7 @@
 
 use headflow_model::{Activation, Attention, OrderParameters, Quantity, StopReason, Task, Theta, Unwatched};
 use headflow_theory::flow::{Event, Method, Options, Until, average, solve};
-use headflow_theory::moments::Coordinates;
+use headflow_theory::moments::{Coordinates, Evaluator};
 use headflow_theory::quadrature::Quadrature;
 use headflow_theory::quasi_monte_carlo::QuasiMonteCarlo;
 use headflow_theory::settled::{Settled, settled};
@@ -30,7 +30,12 @@ fn start(m: [f64; 2], size: f64) -> OrderParameters {
     OrderParameters::new(m, r, vec![0.0; 2]).unwrap()
 }
 
-fn look(evaluator: &Quadrature, (time, at): &(f64, Coordinates)) -> Settled {
+/// Equal heads, which nothing separates on fixed points: the sums that they see are the same, bit for bit.
+fn equal() -> OrderParameters {
+    OrderParameters::new(DMatrix::from_element(2, 1, 0.1), DMatrix::from_element(2, 2, 0.01), vec![0.0; 2]).unwrap()
+}
+
+fn look<E: Evaluator>(evaluator: &E, (time, at): &(f64, Coordinates)) -> Settled {
     settled(evaluator, at, 0.0, *time, TOLERANCE, &Unwatched)
 }
 
@@ -56,9 +61,11 @@ fn a_slow_passage_is_not_an_end() {
     assert!((end.growth_rate.unwrap() - later.growth_rate.unwrap()).abs() < 1e-3 * kappa);
     assert!(passage.describe().contains("slow passage") && end.describe().starts_with("settled at"));
     // A symmetric start stays on the saddle for ever, and is never an end.
-    for passage in ends([0.0, 0.0], &[10.0, 400.0, 4000.0]) {
-        assert!(!passage.settled && passage.rests(), "{passage:?}");
-        assert!((passage.growth_rate.unwrap() - kappa).abs() < 1e-3 * kappa, "{passage:?}");
+    let qmc = sampled(Activation::Softmax, 0);
+    for time in [400.0, 4000.0] {
+        let solution = solve(&qmc, &equal(), &Options::new(0.0, vec![time]), &Unwatched).unwrap();
+        let passage = look(&qmc, &solution.end.unwrap());
+        assert!(!passage.settled && passage.rests() && passage.growth_rate.unwrap() > 0.1 * kappa, "{passage:?}");
     }
     // A flow on its way has a drift, and no rate that means anything.
     let [way] = &ends([0.3, -0.2], &[1.0])[..] else { panic!() };
@@ -118,10 +125,10 @@ fn a_flow_goes_on_until_it_has_settled() {
     assert!(!look(&quadrature, &before.end.unwrap()).settled);
 
     // What cannot settle ends at the last time, and says what is left.
-    let stuck = solve(&quadrature, &start([0.0, 0.0], 0.1), &options, &Unwatched).unwrap();
+    let stuck = solve(&sampled(Activation::Softmax, 0), &equal(), &options, &Unwatched).unwrap();
     let StopReason::NotSettled { time, drift, growth_rate } = stuck.stop else { panic!("{:?}", stuck.stop) };
     assert_eq!(time, 1600.0);
-    assert!(drift.unwrap() < TOLERANCE * unit_of_rates(&quadrature) && growth_rate.unwrap() > 0.3);
+    assert!(drift.unwrap() < TOLERANCE * unit_of_rates(&quadrature) && growth_rate.unwrap() > 0.03);
     assert_eq!(stuck.trajectory.times.len(), 401);
     assert!(stuck.stop.describe().contains("m0") && !stuck.stop.as_requested() && stuck.stop.is_whole());
 
