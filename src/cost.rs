@@ -195,8 +195,7 @@ impl Sizes {
                         4.0 * (dimension + LANES) * (heads * if batch > 1.0 { 2.0 } else { 1.0 } + length),
                     ),
                     Engine::Overlap => (
-                        batch
-                            * (10.0 * length * (features + heads + 1.0) * (1.0 + heads / 4.0) + 4.0 * heads.powi(3)),
+                        batch * (10.0 * length * (features + heads + 1.0) * (1.0 + heads / 4.0) + 4.0 * heads.powi(3)),
                         128.0 * (length + 8.0 * heads) * (features + 3.0 * heads + 4.0),
                     ),
                 };
@@ -212,7 +211,9 @@ impl Sizes {
                         Engine::Direct => {
                             "use a smaller dimension, batch or tau, fewer replicas, a larger gamma, or --engine overlap"
                         }
-                        Engine::Overlap => "use a smaller tau, batch or length, fewer heads or replicas, or a larger gamma",
+                        Engine::Overlap => {
+                            "use a smaller tau, batch or length, fewer heads or replicas, or a larger gamma"
+                        }
                     },
                     cost: Cost { operations: steps * step, bytes: replicas * bytes },
                     at_once: step,
@@ -254,8 +255,7 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
         Purpose::Stages if spec.engine.is_none() => sizes.flows(spec, 1.0),
         Purpose::Simulate | Purpose::Stages => sizes.simulation(spec, &dimensions, spec.engines()),
         Purpose::Compare => {
-            let starts =
-                if spec.initial == Initial::Random { replicas * dimensions.len() as f64 } else { 1.0 };
+            let starts = if spec.initial == Initial::Random { replicas * dimensions.len() as f64 } else { 1.0 };
             let mut parts = sizes.flows(spec, starts);
             parts.extend(sizes.simulation(spec, &dimensions, spec.engines()));
             parts
@@ -300,11 +300,8 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
             let systems = if spec.engine.is_some() || spec.initial == Initial::Random { replicas } else { 1.0 };
             // A sum over the pairs of the heads that stay; bayes-softmax takes a quadrature for each set, which is more.
             let removed = spec.most_removed.unwrap_or(0) as f64;
-            let sets = headflow_theory::pruning::sets(
-                spec.head_count(),
-                spec.subsets,
-                spec.most_removed.unwrap_or(0),
-            ) as f64;
+            let sets =
+                headflow_theory::pruning::sets(spec.head_count(), spec.subsets, spec.most_removed.unwrap_or(0)) as f64;
             let of_set = if spec.attention == Activation::BayesSoftmax { 1e5 } else { heads * heads };
             parts.push(Part {
                 field: "subsets",
@@ -320,25 +317,28 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
     }
 }
 
-/// Refuses a completed spec whose run would take more memory than there may be, more work than a lifetime of it, or more
-/// between two looks at an interruption than some seconds.
+/// Refuses a completed spec whose run would hold more than `most_bytes`, do more than [`MOST_OPERATIONS`], or more between
+/// two looks at an interruption than [`Cost::MOST_OPERATIONS`].
 ///
 /// # Errors
 /// [`Error::TooCostly`]: the field that makes it so, what it needs, and what would be cheaper.
-pub fn check(spec: &Spec, purpose: Purpose) -> Result<(), Error> {
-    let parts = parts(spec, purpose);
-    for part in &parts {
-        // One look is as long as work that shows no progress may take.
+pub fn check(spec: &Spec, purpose: Purpose, most_bytes: f64) -> Result<(), Error> {
+    within(&parts(spec, purpose), most_bytes)
+}
+
+fn within(parts: &[Part], most_bytes: f64) -> Result<(), Error> {
+    for part in parts {
         Cost { operations: part.at_once, bytes: 0.0 }.check(part.field, part.advice)?;
     }
     let all = parts.iter().fold(Cost::default(), |sum, part| sum + part.cost);
     // What is refused is the sum; what is named, its largest part.
     let worst = |size: fn(&Part) -> f64| parts.iter().max_by(|a, b| size(a).total_cmp(&size(b)));
     if let Some(part) = worst(|part| part.cost.bytes) {
-        Cost { operations: 0.0, ..all }.within(MOST_OPERATIONS, Cost::MOST_BYTES, part.field, part.advice)?;
+        let advice = format!("{}, or allow more with --memory", part.advice);
+        Cost { operations: 0.0, ..all }.within(MOST_OPERATIONS, most_bytes, part.field, &advice)?;
     }
     if let Some(part) = worst(|part| part.cost.operations) {
-        Cost { bytes: 0.0, ..all }.within(MOST_OPERATIONS, Cost::MOST_BYTES, part.field, part.advice)?;
+        Cost { bytes: 0.0, ..all }.within(MOST_OPERATIONS, most_bytes, part.field, part.advice)?;
     }
     Ok(())
 }
@@ -350,4 +350,109 @@ pub fn check(spec: &Spec, purpose: Purpose) -> Result<(), Error> {
 pub fn check_cells(cells: usize) -> Result<(), Error> {
     Cost { operations: cells as f64 * CELL, bytes: cells as f64 * DOCUMENT }
         .check("x", "give fewer values of --x or --y")
+}
+
+/// Refuses maps of the bias of synthetic values that would take too much: `cells` cells of `sequences` sequences with
+/// `longest` tokens, whose keys and values have `sizes` numbers.
+///
+/// ```text
+/// bytes       4 n L (3 K + 3 V), of which queries, keys and values are the most
+/// operations  n L^2 (K + V) / 10 for each cell: products of matrices take less than others
+/// ```
+///
+/// # Errors
+/// As [`check`].
+pub fn check_bias_maps(
+    cells: usize,
+    sequences: usize,
+    longest: usize,
+    sizes: [usize; 2],
+    most_bytes: f64,
+) -> Result<(), Error> {
+    let numbers = sequences as f64 * longest as f64 * (sizes[0] as f64 + sizes[1] as f64);
+    let part = Part {
+        field: "lengths",
+        advice: "use shorter or fewer sequences, or smaller keys and values",
+        cost: Cost { operations: cells as f64 * numbers * longest as f64 / 10.0, bytes: 12.0 * numbers },
+        at_once: 0.0,
+    };
+    within(&[part], most_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completed(json: &str, purpose: Purpose) -> Spec {
+        Spec::from_json(json, "test").and_then(|map| Spec::from_map(&map)).unwrap().complete(purpose).unwrap()
+    }
+
+    fn cost(json: &str, purpose: Purpose) -> Cost {
+        parts(&completed(json, purpose), purpose).iter().fold(Cost::default(), |sum, part| sum + part.cost)
+    }
+
+    /// Every command with its defaults is far from the limits.
+    #[test]
+    fn defaults_pass() {
+        for (json, purpose) in [
+            ("{}", Purpose::Flow),
+            (r#"{"m": [[1, 0], [0, 1]]}"#, Purpose::Loss),
+            (r#"{"m": [[1, 0], [0, 1]], "evaluator": "qmc"}"#, Purpose::Loss),
+            ("{}", Purpose::Simulate),
+            (r#"{"engine": "overlap", "dimension": 1000000000, "tau": 20}"#, Purpose::Simulate),
+            ("{}", Purpose::Compare),
+            (r#"{"initial": "random"}"#, Purpose::Compare),
+            ("{}", Purpose::Stability),
+            (r#"{"at": "plateaus"}"#, Purpose::Stability),
+            ("{}", Purpose::Stages),
+            (r#"{"engine": "overlap", "replicas": 20, "initial": "random", "dimension": 100000}"#, Purpose::Stages),
+            ("{}", Purpose::Bayes),
+            ("{}", Purpose::Optimum),
+            ("{}", Purpose::Phase),
+            ("{}", Purpose::Prune),
+            (r#"{"initial": "random", "replicas": 40, "heads": 8}"#, Purpose::Prune),
+            (r#"{"heads": 64, "length": 100}"#, Purpose::Flow),
+        ] {
+            let spec = completed(json, purpose);
+            assert_eq!(check(&spec, purpose, Cost::MOST_BYTES), Ok(()), "{json} {purpose:?}");
+            assert!(cost(json, purpose).bytes < 0.5 * Cost::MOST_BYTES, "{json} {purpose:?}");
+        }
+    }
+
+    /// What doubles, and what does not.
+    #[test]
+    fn costs_grow_with_what_makes_them() {
+        let of = |json: &str| cost(json, Purpose::Simulate).operations;
+        let one = of(r#"{"tau": 100, "test_samples": 2}"#);
+        for (json, times) in [
+            (r#"{"tau": 200, "test_samples": 2}"#, 2.0),
+            (r#"{"tau": 100, "test_samples": 2, "replicas": 16}"#, 2.0),
+            (r#"{"tau": 100, "test_samples": 2, "batch": 3}"#, 3.0),
+            (r#"{"tau": 100, "test_samples": 2, "gamma": 0.5}"#, 2.0),
+            // Twice the steps, each twice as long.
+            (r#"{"tau": 100, "test_samples": 2, "dimension": 2000}"#, 4.0),
+        ] {
+            assert!((of(json) / one / times - 1.0).abs() < 0.01, "{json}: {}", of(json) / one);
+        }
+        // The chain's steps do not depend on D: half of what the others grow by.
+        let chain = |d: usize| of(&format!(r#"{{"engine": "overlap", "test_samples": 2, "dimension": {d}}}"#));
+        assert!((chain(2000) / chain(1000) / 2.0 - 1.0).abs() < 0.01);
+        let points =
+            |n: usize| cost(&format!(r#"{{"points": {n}, "times": [0], "scrambles": 3}}"#), Purpose::Flow).bytes;
+        // Three scrambles of 2^20 points of 36 numbers, in single precision.
+        assert!((points(1 << 21) - points(1 << 20) - 3.0 * 36.0 * 4.0 * (1u64 << 20) as f64).abs() < 1.0);
+    }
+
+    /// What is named is the largest part of what is too much; more memory lets it pass.
+    #[test]
+    fn the_largest_part_is_named() {
+        let refused = |json: &str, bytes: f64| check(&completed(json, Purpose::Flow), Purpose::Flow, bytes);
+        let many = r#"{"points": 4194304, "scrambles": 4, "times": [0]}"#;
+        let error = refused(many, Cost::MOST_BYTES).unwrap_err();
+        assert!(matches!(&error, Error::TooCostly { field, .. } if field == "scrambles"), "{error}");
+        assert!(error.to_string().ends_with("or allow more with --memory"), "{error}");
+        assert_eq!(refused(many, 4.0 * Cost::MOST_BYTES), Ok(()));
+        let error = refused(r#"{"heads": 200, "records": 1000, "points": 64}"#, Cost::MOST_BYTES).unwrap_err();
+        assert!(matches!(&error, Error::TooCostly { field, .. } if field == "records"), "{error}");
+    }
 }

@@ -18,6 +18,7 @@ mod xsa;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use headflow::cost;
 use headflow::figures;
 use headflow::folder::to_text;
 use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory};
@@ -62,13 +63,17 @@ pub fn run(request: &Request) -> Result<u8, Error> {
     }
     // Figures of the dynamics have defaults of their own, a resumed run its own spec.
     let own = request.figure.as_deref().and_then(dynamics::defaults);
-    let spec = match (own, &request.resume) {
-        (Some((fields, purpose)), _) => dynamics::completed(fields, purpose, request)?,
-        (None, Some(folder)) => simulate::saved_spec(folder, request)?,
-        (None, None) => Spec::from_map(&request.fields)?.complete(purpose)?,
+    let (spec, purpose) = match (own, &request.resume) {
+        (Some((fields, purpose)), _) => (dynamics::completed(fields, purpose, request)?, purpose),
+        (None, Some(folder)) => (simulate::saved_spec(folder, request)?, purpose),
+        (None, None) => (Spec::from_map(&request.fields)?.complete(purpose)?, purpose),
     };
     if request.print_spec {
         return print_spec(&spec);
+    }
+    // Before any work, and any folder; results that exist are only read.
+    if request.from.is_none() {
+        cost::check(&spec, purpose, request.memory)?;
     }
     match request.command.as_str() {
         "flow" => flow::run(request, &spec),

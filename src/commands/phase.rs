@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use headflow::cost;
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
 use headflow::model::{Activation, Attention, Error, Task, Theta};
@@ -275,11 +276,13 @@ pub fn run(request: &Request) -> Result<u8, Error> {
     if x.field == y.field {
         return Err(Error::invalid("y", format!("is {}, like x: give another parameter", y.field)));
     }
+    cost::check_cells(x.values.len() * y.values.len())?;
     let fields = request.fields.clone();
-    // All specs are looked at before any work.
+    // All specs, and what they cost, are looked at before any work.
     for &a in &x.values {
         for &b in &y.values {
             at(&fields, quantity, &[(&x.field, a), (&y.field, b)])
+                .and_then(|spec| cost::check(&spec, quantity.purpose(), request.memory))
                 .map_err(|error| Error::unreadable(format!("at {} = {a}, {} = {b}", x.field, y.field), error))?;
         }
     }
@@ -370,6 +373,7 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
     if request.print_spec {
         return super::print_spec(&spec);
     }
+    cost::check(&spec, purpose, request.memory)?;
     let maps = |all: &[Cells]| match name {
         "activations" => json!({"lines": of_activations(&panels, all)}),
         "stages" => json!({"maps": with_spectrum(&panels, all)}),

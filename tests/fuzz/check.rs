@@ -136,6 +136,9 @@ fn readable(outcome: &Outcome) -> Result<(), Fault> {
     for path in outcome.after.difference(&outcome.before) {
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
         let full = work.join(path);
+        if full.is_dir() {
+            continue;
+        }
         if name.starts_with(".tmp") {
             return Err(Fault::new("left behind", path.display().to_string()));
         }
@@ -182,7 +185,11 @@ fn may_be_null(path: &[String], document: &Value) -> bool {
     }
 }
 
-fn walk(value: &Value, path: &mut Vec<String>, see: &mut dyn FnMut(&[String], &Value) -> Result<(), Fault>) -> Result<(), Fault> {
+fn walk(
+    value: &Value,
+    path: &mut Vec<String>,
+    see: &mut dyn FnMut(&[String], &Value) -> Result<(), Fault>,
+) -> Result<(), Fault> {
     see(path, value)?;
     match value {
         Value::Array(list) => {
@@ -220,7 +227,9 @@ fn numbers(call: &Call, document: Option<&Value>, outcome: &Outcome) -> Result<(
         }
         let Some(number) = value.as_f64() else { return Ok(()) };
         let last = path.last().map(String::as_str).unwrap_or_default();
-        if (last.ends_with("standard_error") || last.contains("error_estimate") || last == "standard_deviation") && number < 0.0 {
+        if (last.ends_with("standard_error") || last.contains("error_estimate") || last == "standard_deviation")
+            && number < 0.0
+        {
             return Err(Fault::new("range", format!("{} is {number}", path.join("."))));
         }
         Ok(())
@@ -296,7 +305,10 @@ fn bayes(document: &Value) -> Result<(), Fault> {
         return Err(Fault::new("range", format!("the error estimate {error:e} exceeds the tolerance {tolerance:e}")));
     }
     if !(risk >= -error && risk <= uniform + error) {
-        return Err(Fault::new("range", format!("the Bayes risk {risk:e} is not within 0 and {uniform}, error {error:e}")));
+        return Err(Fault::new(
+            "range",
+            format!("the Bayes risk {risk:e} is not within 0 and {uniform}, error {error:e}"),
+        ));
     }
     if !(number("identity").abs() <= 10.0 * tolerance.max(1e-12)) {
         return Err(Fault::new("range", format!("the identity fails by {:e}", number("identity"))));
@@ -322,7 +334,10 @@ fn optimum(document: &Value) -> Result<(), Fault> {
         6.0 * (attention(document).powi(2) + 1.0) / points.sqrt()
     };
     if !(loss >= floor.max(risk) - slack) {
-        return Err(Fault::new("range", format!("the loss {loss} is below its floor {floor} or the Bayes risk {risk}")));
+        return Err(Fault::new(
+            "range",
+            format!("the loss {loss} is below its floor {floor} or the Bayes risk {risk}"),
+        ));
     }
     let minima = document["minima"].as_array().map(Vec::as_slice).unwrap_or_default();
     let all: Vec<f64> = minima.iter().filter_map(|m| m["loss"].as_f64()).collect();

@@ -120,23 +120,15 @@ struct Maker<'a> {
 /// The call of a stream.
 pub fn call(draw: &mut Draw, material: &Material) -> Call {
     let odd = draw.pick(&[0.0, 0.04, 0.04, 0.1, 0.1, 0.25]);
-    let mut maker = Maker {
-        draw,
-        call: Call::default(),
-        odd,
-        length: 6,
-        heads: 4,
-        features: 2,
-        softmax1: false,
-        trained: false,
-    };
+    let mut maker =
+        Maker { draw, call: Call::default(), odd, length: 6, heads: 4, features: 2, softmax1: false, trained: false };
     maker.make(material);
     let mut call = maker.call;
     if draw.chance(0.9) && !call.flag("--print-spec") {
         call.flags.push(vec!["--json".into()]);
     }
     if draw.chance(0.2) {
-        let count = if draw.chance(0.1) { draw.pick(ABSURD) } else { draw.pick(&["1", "2", "3", "3", "0"]) };
+        let count = if draw.chance(0.03) { draw.pick(ABSURD) } else { draw.pick(&["1", "1", "2", "3", "3"]) };
         call.flags.push(vec!["--threads".into(), count.into()]);
     }
     if draw.chance(0.03) && !call.is("doctor") {
@@ -152,9 +144,31 @@ pub fn call(draw: &mut Draw, material: &Material) -> Call {
 impl Maker<'_> {
     fn make(&mut self, material: &Material) {
         let command = self.draw.pick(&[
-            "loss", "loss", "loss", "bayes", "bayes", "optimum", "optimum", "flow", "flow", "flow", "simulate",
-            "simulate", "compare", "stability", "stability", "stages", "stages", "prune", "prune", "phase", "phase",
-            "xsa", "figure", "from", "doctor",
+            "loss",
+            "loss",
+            "loss",
+            "bayes",
+            "bayes",
+            "optimum",
+            "optimum",
+            "flow",
+            "flow",
+            "flow",
+            "simulate",
+            "simulate",
+            "compare",
+            "stability",
+            "stability",
+            "stages",
+            "stages",
+            "prune",
+            "prune",
+            "phase",
+            "phase",
+            "xsa",
+            "figure",
+            "from",
+            "doctor",
         ]);
         self.call.command = vec![command.to_string()];
         match command {
@@ -215,21 +229,43 @@ impl Maker<'_> {
     }
 
     fn value(&mut self, ordinary: impl FnOnce(&mut Self) -> String) -> String {
+        let ordinary = ordinary(self);
         if !self.draw.chance(self.odd) {
-            return ordinary(self);
+            return ordinary;
         }
-        let kind = self.draw.count(0, 9);
-        match kind {
-            0..=3 => self.draw.pick(FAR).into(),
-            4..=6 => self.draw.pick(FAR_COUNTS).into(),
-            7 => {
-                // Far, but a list.
-                let count = self.draw.count(1, 4);
-                let values: Vec<&str> = (0..count).map(|_| self.draw.pick(FAR)).collect();
-                values.join(self.draw.pick(&[",", ";"]))
+        if self.draw.chance(0.2) {
+            return self.draw.pick(ABSURD).into();
+        }
+        self.far(&ordinary)
+    }
+
+    /// The text with one of its numbers, or all of them, far from the ordinary.
+    fn far(&mut self, text: &str) -> String {
+        let is_separator = |c: char| ",;:=[]".contains(c);
+        let is_number = |word: &str| word.parse::<f64>().is_ok();
+        let count = text.split(is_separator).filter(|w| is_number(w)).count();
+        if count == 0 {
+            return if self.draw.chance(0.3) { self.draw.pick(ABSURD).into() } else { text.into() };
+        }
+        let chosen = if self.draw.chance(0.2) { None } else { Some(self.draw.count(0, count - 1)) };
+        let (mut out, mut seen) = (String::new(), 0);
+        for part in text.split_inclusive(is_separator) {
+            let word = part.trim_end_matches(is_separator);
+            if !is_number(word) {
+                out += part;
+                continue;
             }
-            _ => self.draw.pick(ABSURD).into(),
+            if chosen.is_none_or(|c| c == seen) {
+                let whole = word.parse::<u64>().is_ok();
+                let from = if whole && self.draw.chance(0.8) { FAR_COUNTS } else { FAR };
+                out += self.draw.pick(from);
+                out += &part[word.len()..];
+            } else {
+                out += part;
+            }
+            seen += 1;
         }
+        out
     }
 
     fn maybe(&mut self, probability: f64, name: &str, ordinary: impl FnOnce(&mut Self) -> String) {
@@ -307,11 +343,16 @@ impl Maker<'_> {
             _ => {
                 let count = self.draw.count(1, if far { 12 } else { 4 });
                 let points: Vec<Vec<f64>> = (0..count)
-                    .map(|_| list(self, features).into_iter().map(|v| if self.draw.chance(0.5) { -v } else { v }).collect())
+                    .map(|_| {
+                        list(self, features).into_iter().map(|v| if self.draw.chance(0.5) { -v } else { v }).collect()
+                    })
                     .collect();
-                let mut weights: Vec<f64> = (0..count)
-                    .map(|_| if far && self.draw.chance(0.3) { self.draw.pick(&[0.0, 1e-300, 1e-12, 1e-4]) } else { 1.0 })
-                    .collect();
+                let mut weights: Vec<f64> =
+                    (0..count)
+                        .map(|_| {
+                            if far && self.draw.chance(0.3) { self.draw.pick(&[0.0, 1e-300, 1e-12, 1e-4]) } else { 1.0 }
+                        })
+                        .collect();
                 weights[0] = weights[0].max(0.1);
                 let sum: f64 = weights.iter().sum();
                 weights.iter_mut().for_each(|w| *w /= sum);
@@ -382,8 +423,7 @@ impl Maker<'_> {
         } else {
             self.draw.within(0.1, 2.0)
         };
-        let m: Vec<Vec<f64>> =
-            (0..heads).map(|_| (0..features).map(|_| size * self.draw.normal()).collect()).collect();
+        let m: Vec<Vec<f64>> = (0..heads).map(|_| (0..features).map(|_| size * self.draw.normal()).collect()).collect();
         let rank = self.draw.count(0, heads.min(4));
         let rest = if far { size.max(1e-8) } else { self.draw.within(0.0, 1.5) };
         let c: Vec<Vec<f64>> = (0..heads).map(|_| (0..rank).map(|_| rest * self.draw.normal()).collect()).collect();
@@ -586,11 +626,13 @@ impl Maker<'_> {
             self.engine(if chain { "overlap" } else { "direct" });
             let least = self.heads + self.features + self.length;
             self.put("dimension", |m| m.count(least, least + 40));
+            self.call.flags.retain(|words| words[0] != "--records");
+            self.put("records", |m| m.count(10, 20));
         } else {
             self.learning(false);
             let last = self.number(5.0, 100.0);
             self.put("tau", |_| last);
-            self.put("records", |m| m.count(2, 60));
+            self.put("records", |m| m.count(10, 60));
             self.points();
         }
         self.criteria();
@@ -677,9 +719,28 @@ impl Maker<'_> {
 
     fn axis(&mut self, theta: bool) -> String {
         let field = if theta {
-            self.draw.pick(&["theta.nu", "theta.scale", "theta.sd", "theta.mean", "theta.nu[0]", "theta.nu[9]", "theta"])
+            self.draw.pick(&[
+                "theta.nu",
+                "theta.scale",
+                "theta.sd",
+                "theta.mean",
+                "theta.nu[0]",
+                "theta.nu[9]",
+                "theta",
+            ])
         } else {
-            self.draw.pick(&["length", "length", "length", "heads", "tolerance", "seed", "gamma", "m0", "points", "tau"])
+            self.draw.pick(&[
+                "length",
+                "length",
+                "length",
+                "heads",
+                "tolerance",
+                "seed",
+                "gamma",
+                "m0",
+                "points",
+                "tau",
+            ])
         };
         let range = |m: &mut Self| match field {
             "length" => m.draw.pick(&["2,4", "3,100000", "2:6:2", "log:2:100:3"]).to_string(),
@@ -692,7 +753,12 @@ impl Maker<'_> {
         let range = if self.draw.chance(self.odd) {
             let (from, to) = (self.draw.pick(FAR), self.draw.pick(FAR));
             let count = self.draw.pick(&["0", "1", "2", "3", "10001", "1000000000000", "-1", "2.5"]);
-            self.draw.pick(&[0, 1, 2]).to_string().replace('0', &format!("{from}:{to}:{count}")).replace('1', &format!("{from},{to}")).replace('2', &format!("log:{from}:{to}:2"))
+            self.draw
+                .pick(&[0, 1, 2])
+                .to_string()
+                .replace('0', &format!("{from}:{to}:{count}"))
+                .replace('1', &format!("{from},{to}"))
+                .replace('2', &format!("log:{from}:{to}:2"))
         } else {
             range(self)
         };
@@ -702,14 +768,17 @@ impl Maker<'_> {
     fn exclusive(&mut self) {
         if self.draw.chance(0.2) {
             self.call.command.push("measure".into());
-            self.call.files.push(("model.gguf".into(), b"GGUF\x03\x00\x00\x00\xff\xff\xff\xff\xff\xff\xff\xff".to_vec()));
+            self.call
+                .files
+                .push(("model.gguf".into(), b"GGUF\x03\x00\x00\x00\xff\xff\xff\xff\xff\xff\xff\xff".to_vec()));
             self.call.files.push(("text.txt".into(), b"One token carries a signal.".to_vec()));
             self.maybe(0.9, "model", |_| "model.gguf".into());
             self.maybe(0.9, "text", |_| "text.txt".into());
             return;
         }
         self.call.command.push("bias".into());
-        let side = |m: &mut Self| m.draw.pick(&["0,0.5", "0.1:0.9:2", "log:0.01:0.9:2", "0:1:3", "0.2,0.3,0.4"]).to_string();
+        let side =
+            |m: &mut Self| m.draw.pick(&["0,0.5", "0.1:0.9:2", "log:0.01:0.9:2", "0:1:3", "0.2,0.3,0.4"]).to_string();
         self.put("rho", side);
         self.put("self_attention", |m| m.draw.pick(&["0.1,0.5", "log:0.01:0.9:2"]).into());
         self.put("lengths", |m| m.draw.pick(&["2", "2,3", "16", "64,7"]).into());
@@ -721,7 +790,8 @@ impl Maker<'_> {
     }
 
     fn figure(&mut self) {
-        let name = self.draw.pick(&["spectrum", "hierarchy", "specialization", "comparison", "xsa-model", "scpectrum", ""]);
+        let name =
+            self.draw.pick(&["spectrum", "hierarchy", "specialization", "comparison", "xsa-model", "scpectrum", ""]);
         self.call.command.push(name.into());
         if name == "comparison" || name == "xsa-model" {
             self.maybe(0.3, "tau", |m| m.number(1.0, 3.0));
@@ -757,8 +827,21 @@ impl Maker<'_> {
             "xsa-bias" => &["xsa-bias"],
             _ => &["simulate"],
         };
-        let any = ["comparison", "specialization", "escape", "hierarchy", "spectrum", "retrieval", "heads",
-            "specialised", "stages", "activations", "pruning", "xsa-bias", "xsa-model"];
+        let any = [
+            "comparison",
+            "specialization",
+            "escape",
+            "hierarchy",
+            "spectrum",
+            "retrieval",
+            "heads",
+            "specialised",
+            "stages",
+            "activations",
+            "pruning",
+            "xsa-bias",
+            "xsa-model",
+        ];
         let what = if self.draw.chance(0.8) { self.draw.pick(own) } else { self.draw.pick(&any) };
         let (command, flag) = match what {
             "simulate" => (vec!["simulate".to_string()], "resume"),
@@ -766,7 +849,8 @@ impl Maker<'_> {
             name => (vec!["figure".to_string(), name.to_string()], "from"),
         };
         self.call.command = command;
-        let folder = if self.draw.chance(0.95) { "old" } else { self.draw.pick(&["none", "", "old/result.json", "/proc"]) };
+        let folder =
+            if self.draw.chance(0.95) { "old" } else { self.draw.pick(&["none", "", "old/result.json", "/proc"]) };
         self.flag(flag, folder.into());
         if self.draw.chance(0.3) && flag == "from" {
             self.flag("out", "new".into());
@@ -909,8 +993,12 @@ fn to_file(draw: &mut Draw, call: &mut Call) {
                     fields.push(twice);
                 }
             }
-            5 => fields.push(("length".into(), draw.pick(&["\"6\"", "6.0", "6e0", "6.5", "-6", "true", "[6]", "1e40"]).into())),
-            6 => fields.push(("theta".into(), draw.pick(&["{}", "[]", "\"flip:1\"", "null", "{\"kind\": \"flip\"}"]).into())),
+            5 => fields.push((
+                "length".into(),
+                draw.pick(&["\"6\"", "6.0", "6e0", "6.5", "-6", "true", "[6]", "1e40"]).into(),
+            )),
+            6 => fields
+                .push(("theta".into(), draw.pick(&["{}", "[]", "\"flip:1\"", "null", "{\"kind\": \"flip\"}"]).into())),
             _ => before = draw.pick(&[" \n", "[", "{", "// spec\n", "\0"]).into(),
         }
     }

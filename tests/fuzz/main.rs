@@ -68,12 +68,15 @@ fn examine(call: &Call, draw: &mut Draw, program: &str, summary: Option<&Mutex<S
     let outcome = call.run(program);
     if let Some(summary) = summary {
         let mut summary = summary.lock().unwrap();
-        if let (Some(2), Some((field, _))) = (outcome.code(), outcome.error.trim_start_matches("headflow: ").split_once(':')) {
+        if let (Some(2), Some((field, _))) =
+            (outcome.code(), outcome.error.trim_start_matches("headflow: ").split_once(':'))
+        {
             *summary.refused.entry(field.chars().take(40).collect()).or_default() += 1;
         }
         if let Some(log) = &mut summary.log {
             let problem: String = outcome.error.chars().take(300).collect();
-            let _ = writeln!(log, "{:?} {:.2} s  {}\n    {}", outcome.code(), outcome.seconds, call.line(), problem.trim());
+            let _ =
+                writeln!(log, "{:?} {:.2} s  {}\n    {}", outcome.code(), outcome.seconds, call.line(), problem.trim());
         }
         if outcome.seconds > summary.slowest.0 {
             summary.slowest = (outcome.seconds, call.line());
@@ -137,7 +140,11 @@ fn material(program: &str) -> Material {
         ("spectrum", format!("figure spectrum {short}")),
         ("prune", "prune --heads 3 --theta flip:2 --length 3 --points 64 --tau 4 --records 5".into()),
         ("phase", "phase --quantity bayes-risk --theta flip:1 --x theta.nu=1,2 --y length=2,3".into()),
-        ("xsa-bias", "xsa bias --rho 0,0.5 --self-attention 0.1,0.5 --lengths 4 --sequences 2 --key-size 4 --value-size 4".into()),
+        (
+            "xsa-bias",
+            "xsa bias --rho 0,0.5 --self-attention 0.1,0.5 --lengths 4 --sequences 2 --key-size 4 --value-size 4"
+                .into(),
+        ),
     ];
     let mut results = Vec::new();
     for (name, words) in makers {
@@ -153,7 +160,10 @@ fn material(program: &str) -> Material {
         assert!(!files.is_empty(), "{} wrote nothing", call.line());
         results.push((name.to_string(), files));
     }
-    results.push(("checkpoint".into(), vec![("checkpoint.json".into(), br#"{"format": "headflow-checkpoint"}"#.to_vec())]));
+    results.push((
+        "checkpoint".into(),
+        vec![("checkpoint.json".into(), br#"{"format": "headflow-checkpoint"}"#.to_vec())],
+    ));
     Material { results }
 }
 

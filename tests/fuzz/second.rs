@@ -67,7 +67,8 @@ const SAMPLES: f64 = 8192.0 * 16.0;
 /// Quadrature against quasi-Monte Carlo.
 fn loss(document: &Value, program: &str) -> Result<bool, Fault> {
     let spec = &document["spec"];
-    let size = number(spec, "length") * (number(spec, "heads") + spec["m"][0].as_array().map_or(1.0, |f| f.len() as f64));
+    let size =
+        number(spec, "length") * (number(spec, "heads") + spec["m"][0].as_array().map_or(1.0, |f| f.len() as f64));
     if size > 400.0 {
         return Ok(false);
     }
@@ -84,8 +85,7 @@ fn loss(document: &Value, program: &str) -> Result<bool, Fault> {
         ("second_moment", "second_moment_standard_error", most * most),
     ] {
         // Few scrambles do not tell their own error: that of plain Monte Carlo is a bound.
-        let noise =
-            if scrambles < 8.0 { 6.0 * size / samples.sqrt() } else { MOST_DEVIATION * number(sampled, error) };
+        let noise = if scrambles < 8.0 { 6.0 * size / samples.sqrt() } else { MOST_DEVIATION * number(sampled, error) };
         let allowed = number(quadrature, "error_estimate") + noise + size * RARE / samples;
         let difference = number(quadrature, name) - number(sampled, name);
         if !(difference.abs() <= allowed) {
@@ -189,7 +189,10 @@ fn bayes(document: &Value, draw: &mut Draw) -> Result<bool, Fault> {
     let allowed = 6.0 * error + RARE / n + number(document, "error_estimate");
     let risk = number(document, "bayes_risk");
     if !((risk - mean).abs() <= allowed) {
-        return Err(Fault::new("second evaluator", format!("the Bayes risk is {risk}, by simulation {mean} +- {error:.1e}")));
+        return Err(Fault::new(
+            "second evaluator",
+            format!("the Bayes risk is {risk}, by simulation {mean} +- {error:.1e}"),
+        ));
     }
     Ok(true)
 }
@@ -252,7 +255,8 @@ pub fn check_bits(call: &Call, document: &Value, draw: &mut Draw, program: &str)
     let from_spec = own && draw.chance(0.5);
     if from_spec {
         let Some(fields) = document["spec"].as_object() else { return Ok(false) };
-        again.file = Some((String::new(), fields.iter().map(|(name, value)| (name.clone(), value.to_string())).collect()));
+        again.file =
+            Some((String::new(), fields.iter().map(|(name, value)| (name.clone(), value.to_string())).collect()));
         again.flags.retain(|words| words[0] == "--threads" || words[0] == "--json");
     } else if call.is("from") || call.is("doctor") || call.flag("--from") || call.flag("--resume") {
         return Ok(false);
