@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use headflow::model::Error;
+use headflow::model::{Cost, Error};
 use headflow::phase::Quantity;
 use headflow::spec::{FIELDS, Field, Purpose, Reader, Spec, commands, count, overlay, parse_flag};
 use serde_json::{Map, Value};
@@ -52,6 +52,8 @@ pub struct Request {
     pub quiet: bool,
     /// Number of threads.
     pub threads: Option<usize>,
+    /// The most bytes that a run may hold.
+    pub memory: f64,
     /// `figure`: its name.
     pub figure: Option<String>,
     /// `figure`, `stages`: where the results are.
@@ -93,6 +95,9 @@ fn xsa_flags(names: &[&str]) -> Vec<Arg> {
 
 /// The most threads.
 const MAX_THREADS: usize = 1024;
+
+/// The most GiB of memory.
+const MAX_MEMORY: f64 = 1e6;
 
 /// Names of figures.
 pub const FIGURES: [&str; 13] = [
@@ -163,6 +168,9 @@ pub fn build() -> Command {
             Arg::new("quiet").long("quiet").short('q').global(true).action(ArgAction::SetTrue).help("Print nothing but errors"),
             Arg::new("threads").long("threads").value_name("N").global(true).help(
                 "Threads to use; the numbers do not depend on it [default: all cores]",
+            ),
+            Arg::new("memory").long("memory").value_name("GIB").global(true).help(
+                "Memory that a run may need; one that needs more is refused before it begins [default: 1.5]",
             ),
         ])
         .subcommand(
@@ -460,6 +468,18 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
             _ => Err(Error::invalid("threads", format!("\"{t}\" is not a whole number from 1 to {MAX_THREADS}"))),
         })
         .transpose()?;
+    let memory = match text("memory") {
+        None => Cost::MOST_BYTES,
+        Some(text) => match text.parse::<f64>() {
+            Ok(gib) if gib > 0.0 && gib <= MAX_MEMORY => gib * (1u64 << 30) as f64,
+            _ => {
+                return Err(Error::invalid(
+                    "memory",
+                    format!("\"{text}\" is not a number of GiB above 0 and up to {MAX_MEMORY:e}"),
+                ));
+            }
+        },
+    };
     Ok(Request {
         command,
         fields,
@@ -469,6 +489,7 @@ pub fn request(matches: &ArgMatches) -> Result<Request, Error> {
         print_spec: flag("print_spec"),
         quiet: flag("quiet"),
         threads,
+        memory,
         figure: text("figure"),
         from: text("from").map(PathBuf::from),
         resume: text("resume").map(PathBuf::from),

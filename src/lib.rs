@@ -3,8 +3,8 @@
 //!
 //! The library re-exports the crates it is made of ([`model`], [`theory`], [`sims`], [`xsa`], [`figures`])
 //! and adds what needs both theory and simulation: experiments as documents ([`spec`]), the folder
-//! that a run writes ([`folder`]) and the statistical verdict on theory against simulation
-//! ([`agreement`]). The program `headflow` only puts these together.
+//! that a run writes ([`folder`]), what it will cost ([`cost`]) and the statistical verdict on theory against
+//! simulation ([`agreement`]). The program `headflow` only puts these together.
 //!
 //! ```
 //! use headflow::model::Unwatched;
@@ -26,6 +26,7 @@ pub use headflow_theory as theory;
 pub use headflow_xsa as xsa;
 
 pub mod agreement;
+pub mod cost;
 pub mod folder;
 pub mod json;
 pub mod phase;

@@ -22,6 +22,7 @@ use headflow_theory::stages::stages;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::cost;
 use crate::spec::{FIELDS, Field, Kind as FieldKind, Purpose, Reader, Spec, count, nearest, overlay};
 
 /// What is drawn over the two parameters.
@@ -429,8 +430,9 @@ impl Diagram {
     ///
     /// # Errors
     /// When an axis is impossible, sets what the other sets, or changes nothing; when a field was given that no cell reads
-    /// or an axis sets; and those of the cells.
-    pub fn check(&self) -> Result<Map<String, Value>, Error> {
+    /// or an axis sets; when a cell would hold more than `most_bytes` or take too long ([`cost::check`]); and those of the
+    /// cells.
+    pub fn check(&self, most_bytes: f64) -> Result<Map<String, Value>, Error> {
         let reader = Reader::from(self.quantity.purpose());
         self.x.validate("x")?;
         self.y.validate("y")?;
@@ -452,11 +454,11 @@ impl Diagram {
                 return Err(Error::invalid(root, format!("the axis {side} sets it in every cell; leave it out")));
             }
         }
-        self.survey(&reader)
+        self.survey(&reader, most_bytes)
     }
 
     /// Completes every cell; see [`Diagram::check`].
-    fn survey(&self, reader: &Reader) -> Result<Map<String, Value>, Error> {
+    fn survey(&self, reader: &Reader, most_bytes: f64) -> Result<Map<String, Value>, Error> {
         let given: Vec<&Field> = FIELDS.iter().filter(|field| self.fields.contains_key(field.name)).collect();
         let mut unread = given.clone();
         let (mut along_x, mut along_y) = (false, false);
@@ -466,7 +468,10 @@ impl Diagram {
             let mut first: Option<Map<String, Value>> = None;
             for (i, a) in self.x.values.iter().enumerate() {
                 let place = || format!("at {} = {a}, {} = {b}", self.x.field, self.y.field);
-                let spec = self.cell(i, j).map_err(|error| Error::unreadable(place(), error))?;
+                let spec = self
+                    .cell(i, j)
+                    .and_then(|spec| cost::check(&spec, reader.purpose, most_bytes).map(|()| spec))
+                    .map_err(|error| Error::unreadable(place(), error))?;
                 unread.retain(|field| !reader.reads(field, &spec));
                 let document = spec.document()?;
                 if let Some(common) = &mut common {

@@ -648,7 +648,7 @@ fn an_axis_without_effect_is_refused() {
         y: axis("y", "gamma=0,1"),
         fields: Map::new(),
     };
-    diagram.check().unwrap();
+    diagram.check(headflow::model::Cost::MOST_BYTES).unwrap();
     // A list is logarithmic where its steps are.
     for (list, log) in [
         ("length=10,100,1000", true),

@@ -18,6 +18,7 @@ mod xsa;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use headflow::cost;
 use headflow::figures;
 use headflow::folder::{RunFolder, to_text};
 use headflow::model::text::shown;
@@ -130,6 +131,10 @@ pub fn run(request: &Request) -> Result<u8, Error> {
     };
     if request.print_spec {
         return print_spec(&spec);
+    }
+    // Before any work, and any folder; results that exist are only read.
+    if let (None, Some(reader)) = (&request.from, reader) {
+        cost::check(&spec, reader.purpose, request.memory)?;
     }
     match request.command.as_str() {
         "flow" => flow::run(request, &spec),

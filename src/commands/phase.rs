@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use headflow::cost;
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
 use headflow::model::{Activation, Attention, Error, Task, Theta, larger, largest_size};
@@ -331,7 +332,7 @@ fn wanted(request: &Request) -> Result<Diagram, Error> {
 
 pub fn run(request: &Request) -> Result<u8, Error> {
     let diagram = wanted(request)?;
-    let common = diagram.check()?;
+    let common = diagram.check(request.memory)?;
     let spec = diagram.cell(0, 0)?;
     if request.print_spec {
         return super::print_fields(common);
@@ -391,6 +392,7 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
     if request.print_spec {
         return super::print_spec(&spec);
     }
+    cost::check(&spec, reader.purpose, request.memory)?;
     let maps = |all: &[Cells]| match name {
         "activations" => json!({"lines": of_activations(&panels, all)}),
         "stages" => json!({"maps": with_spectrum(&panels, all)}),

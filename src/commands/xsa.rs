@@ -1,6 +1,7 @@
 //! `headflow xsa bias` and `headflow xsa measure`: the attention similarity bias of synthetic values and of
 //! language models, and the figures `xsa-bias` and `xsa-model`.
 
+use headflow::cost;
 use headflow::figures;
 use headflow::model::{Error, Watch};
 use headflow::phase::{Axis, parse_range};
@@ -13,9 +14,6 @@ use super::figure::failed;
 use super::{Clock, folder, headed, illustrated, made, names, print};
 use crate::cli::Request;
 use crate::progress::{Progress, writing_result};
-
-/// The most numbers in a tensor of synthetic values: 1 GiB.
-const MOST_NUMBERS: usize = 1 << 28;
 
 /// The most cells of a map.
 const MOST_CELLS: usize = 10_000;
@@ -122,12 +120,9 @@ impl BiasMaps {
             return Err(Error::invalid("rho", format!("a map has at most {MOST_CELLS} cells")));
         }
         let longest = maps.lengths.iter().max().copied().unwrap_or(0);
-        if longest * maps.cell.sequences * maps.cell.key_size.max(maps.cell.value_size) > MOST_NUMBERS {
-            return Err(Error::invalid(
-                "lengths",
-                format!("times sequences and key or value size are more than {MOST_NUMBERS} numbers"),
-            ));
-        }
+        let cells = maps.rho.values.len() * maps.self_attention.values.len() * maps.lengths.len();
+        let Synthetic { sequences, key_size, value_size, .. } = maps.cell;
+        cost::check_bias_maps(cells, sequences, longest, [key_size, value_size], request.memory)?;
         Ok(maps)
     }
 

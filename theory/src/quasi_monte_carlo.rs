@@ -14,7 +14,7 @@
 
 use aligned_vec::{AVec, avec};
 use headflow_model::random::{Purpose, Stream, normal_quantile};
-use headflow_model::{Attention, Error, Lanes, Task, Unwatched, Watch};
+use headflow_model::{Attention, Cost, Error, Lanes, Task, Unwatched, Watch};
 use nalgebra::DMatrix;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
@@ -114,7 +114,7 @@ impl QuasiMonteCarlo {
     /// `scrambles` independent sets of points.
     ///
     /// # Errors
-    /// As [`QuasiMonteCarlo::new`].
+    /// As [`QuasiMonteCarlo::new`]; when all of them would not fit in memory.
     pub fn scrambles(
         task: &Task,
         heads: usize,
@@ -123,6 +123,13 @@ impl QuasiMonteCarlo {
         seed: u64,
         scrambles: usize,
     ) -> Result<Vec<Self>, Error> {
+        let numbers = points as f64 * task.length() as f64 * (heads + task.features()) as f64;
+        Cost { operations: 0.0, bytes: scrambles as f64 * numbers * size_of::<f32>() as f64 }.within(
+            f64::INFINITY,
+            MEMORY_LIMIT as f64,
+            "scrambles",
+            "use fewer scrambles or points",
+        )?;
         (0..scrambles as u32).map(|s| Self::new(task, heads, attention, points, seed, s)).collect()
     }
 

@@ -35,7 +35,7 @@ use crate::moments::{Coordinates, Evaluator, Mean, Watched, check_noise};
 const STEP: f64 = 1e-4;
 
 /// The most coordinates of a Hessian.
-const MAX_COORDINATES: usize = 2000;
+pub const MAX_COORDINATES: usize = 2000;
 
 /// Singular values of `C` below this count as zero.
 const RANK: f64 = 1e-7;
