@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use headflow_model::text::rounded;
 use serde::Deserialize;
 
 use crate::canvas::{Stamp, Stroke};
@@ -171,10 +172,9 @@ fn legend(escape: &Escape) -> Vec<Vec<(Key, String)>> {
     for (number, (curve, strokes)) in escape.curves.iter().zip(strokes(escape)).enumerate() {
         legend.push(vec![(Key::Marker(stamp(number), with_bars(curve)), curve.label.clone())]);
         let lines = curve.slopes.iter().zip(strokes);
-        legend
-            .extend(lines.map(|(slope, stroke)| {
-                vec![(Key::Line(stroke), format!("{}, slope {:.3}", slope.label, slope.slope))]
-            }));
+        legend.extend(lines.map(|(slope, stroke)| {
+            vec![(Key::Line(stroke), format!("{}, slope {}", slope.label, rounded(slope.slope, 3)))]
+        }));
     }
     let mut remarks = Vec::new();
     if escape.curves.iter().any(with_bars) {

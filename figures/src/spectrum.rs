@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use headflow_model::text::rounded;
 use serde::Deserialize;
 
 use crate::canvas::{Stamp, Stroke};
@@ -154,7 +155,7 @@ fn rates(spectrum: &Spectrum) -> (Panel, Vec<Vec<(Key, String)>>) {
         let shown = spectrum.shown(all);
         panel.y_range = Some(shown);
         if shown.low > all.low {
-            let number = |v: f64| format!("{v:.2}").replace('-', "−");
+            let number = |v: f64| rounded(v, 2).replace('-', "−");
             remark += &format!("; those below {} are not shown (lowest: {})", number(shown.low), number(all.low));
         }
     }

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use headflow_model::text::rounded;
 use plotters::style::RGBColor;
 use serde::{Deserialize, Deserializer};
 
@@ -466,7 +467,7 @@ fn legend(model: &Model) -> Legend {
     of_layers.insert(2, band("heads"));
     legend.push(of_layers);
     legend.push(vec![panel("(c)"), Quantity::Cosine.key(), band("layers and heads"), Quantity::Other.key()]);
-    let number = |value: f64| format!("{value:.2}").replace('-', "−");
+    let number = |value: f64| rounded(value, 2).replace('-', "−");
     let of_prediction = |(rank, prediction): (usize, &Prediction)| {
         let correlation = prediction.correlation.map(|r| format!(", r = {}", number(r)));
         let error = prediction.mean_absolute_error.map(|e| format!(", mean |error| {}", number(e)));

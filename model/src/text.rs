@@ -62,6 +62,20 @@ pub fn short(value: f64) -> String {
     if plain.len() <= LONG { plain } else { power }
 }
 
+/// A number with so many decimals, in the form of [`short`] where they would be many digits or all zero.
+///
+/// ```
+/// use headflow_model::text::rounded;
+/// assert_eq!(rounded(0.12345, 2), "0.12");
+/// assert_eq!(rounded(-1e300, 2), "-1e300");
+/// assert_eq!(rounded(1.2e-9, 2), "1.2e-9");
+/// ```
+pub fn rounded(value: f64, decimals: usize) -> String {
+    let smallest = 0.5 * 10f64.powi(-(decimals as i32));
+    let fits = value == 0.0 || (smallest..1e6).contains(&value.abs());
+    if fits || !value.is_finite() { format!("{value:.decimals$}") } else { short(value) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +110,8 @@ mod tests {
                 assert!((back / value - 1.0).abs() <= 5.1e-6, "{text} for {value}");
             }
         }
+        let decimals = [0.0, 0.004, -0.006, 999_999.0, f64::NAN, 1e6, -1e-300, 2.5e20].map(|v| rounded(v, 2));
+        assert_eq!(decimals, ["0.00", "0.004", "-0.01", "999999.00", "NaN", "1000000", "-1e-300", "2.5e20"]);
         for (value, text) in
             [(0.0, "0"), (1000.0, "1000"), (0.1 + 0.2, "0.3"), (f64::NAN, "NaN"), (f64::INFINITY, "inf")]
         {

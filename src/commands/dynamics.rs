@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use headflow::figures::{self, ResultFolder};
 use headflow::folder::RunFolder;
 use headflow::model::series::Series;
-use headflow::model::text::short;
+use headflow::model::text::{rounded, short};
 use headflow::model::{Error, OrderParameters, Theta, Watch, larger, mean_and_error};
 use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::Engine;
@@ -226,7 +226,7 @@ pub fn escape(request: &Request, spec: &Spec) -> Result<u8, Error> {
             let text: String = curves.iter().map(Curve::text).collect();
             let escape = json!({
                 "curves": curves.iter().map(Curve::json).collect::<Vec<_>>(),
-                "threshold_label": format!("left: norm of m_h − mean m over heads = {} sd θ", spec.on),
+                "threshold_label": format!("left: norm of m_h − mean m over heads = {} sd θ", short(spec.on)),
             });
             let writing = writing_result();
             folder.write_document(&document("figure", spec, &clock, json!({"figure": "escape", "escape": escape}))?)?;
@@ -278,7 +278,7 @@ fn escape_curves(spec: &Spec, quiet: bool) -> Result<Vec<Curve>, Error> {
         let Some(rate) = fastest(stability, feature).map(|mode| mode.rate).filter(|rate| *rate > 0.0) else {
             return Err(Error::invalid("theta", format!("no specialising mode grows at the {words}: nothing escapes")));
         };
-        slopes.push(json!({"label": format!("κ = {rate:.4}: {words}"), "rate": rate, "slope": 0.5 / rate}));
+        slopes.push(json!({"label": format!("κ = {}: {words}", rounded(rate, 4)), "rate": rate, "slope": 0.5 / rate}));
     }
 
     // The specialising mode: alignments less their mean over heads.
