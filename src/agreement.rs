@@ -597,6 +597,41 @@ mod tests {
         assert!(deviation(0.0, 4.6e-3, [zero, zero], ROUNDING * 920.0).standard_errors > THRESHOLD);
     }
 
+    /// A number that is none, in a run, in the theory or in its error, is no agreement and no disagreement; one scramble,
+    /// which has no error, is left out as before.
+    #[test]
+    fn what_is_no_number_is_not_judged() {
+        let (theory, width) = (theory(), SHAPE.width());
+        let errors = |value: f64| Trajectory { rows: vec![vec![value; width]; theory.times.len()], ..theory.clone() };
+        let judged = |error: f64, scrambles: usize, spoil: Option<f64>| {
+            let mut runs = vec![(500, replicas(1, 500, 0.0, 0.0)), (1000, replicas(1, 1000, 0.0, 0.0))];
+            if let Some(value) = spoil {
+                runs[1].1[3].rows[7][2] = value;
+            }
+            let (errors, trace) = (errors(error), vec![error; theory.times.len()]);
+            let mut measured = measured_of(&runs, &theory);
+            for m in &mut measured {
+                (m.predicted_error, m.predicted_trace_error, m.scrambles) =
+                    (Some(&errors), Some(&trace[..]), scrambles);
+            }
+            let other = [(500, replicas(77, 500, 0.0, 0.0)), (1000, replicas(77, 1000, 0.0, 0.0))];
+            let engines = judge_engines(&measured, &measured_of(&other, &theory), true);
+            (judge(&measured, true), engines)
+        };
+        let (sane, engines) = judged(1e-3, 8, None);
+        assert_eq!((sane.outcome, engines.outcome), (Outcome::Agree, Outcome::Agree));
+        assert_eq!(judged(f64::NAN, 1, None).0.outcome, Outcome::Agree);
+        for value in [f64::NAN, f64::INFINITY] {
+            let missing = judged(value, 8, None).0;
+            assert_eq!(missing.outcome, Outcome::Undetermined, "an error of {value}: {}", missing.summary);
+            let (theory, engines) = judged(1e-3, 8, Some(value));
+            for found in [theory, engines] {
+                assert_eq!(found.outcome, Outcome::Undetermined, "a run at {value}: {}", found.summary);
+                assert!(found.summary.contains("nothing to judge"), "{}", found.summary);
+            }
+        }
+    }
+
     #[test]
     fn the_limit_allows_for_the_number_of_looks() {
         assert!((limit(1) - THRESHOLD).abs() < 1e-9);

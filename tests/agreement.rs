@@ -1,6 +1,6 @@
 //! Theory against simulation, the product's proof, and proof that it could fail.
 
-use headflow::agreement::{Agreement, Measured, Outcome, THRESHOLD, judge};
+use headflow::agreement::{Agreement, Measured, Outcome, judge};
 use headflow::model::{OrderParameters, Trajectory, Unwatched};
 use headflow::sims::ensemble::{Ensemble, simulate};
 use headflow::sims::sgd::{Engine, Start};
@@ -50,13 +50,8 @@ fn verdict(ensembles: &[Ensemble], theory: &Trajectory, errors: Option<&Trajecto
     judge(&measured, true)
 }
 
-/// The largest deviation in standard errors, extrapolated.
-fn largest(agreement: &Agreement) -> f64 {
-    agreement.worst.as_ref().map_or(0.0, |(_, d)| d.standard_errors.abs())
-}
-
-/// All three activations, gamma 0.5 and 1, two dimensions: within 4 standard errors once the
-/// measured 1/D bias is taken off. Fixed seeds.
+/// All three activations, gamma 0.5 and 1, two dimensions: the largest of hundreds of deviations, once the measured 1/D bias
+/// is taken off, is within the limit for their number, which the verdict is made of. Fixed seeds.
 #[test]
 fn theory_meets_simulation() {
     for attention in ["softmax", "softmax1", "bayes-softmax"] {
@@ -66,7 +61,6 @@ fn theory_meets_simulation() {
             let agreement = verdict(&simulations(&spec), &flow.estimate.mean, flow.estimate.standard_error.as_ref());
             println!("{attention} gamma {gamma}: {}", agreement.summary);
             assert_eq!(agreement.outcome, Outcome::Agree, "{attention} gamma {gamma}: {}", agreement.summary);
-            assert!(largest(&agreement) <= THRESHOLD, "{attention} gamma {gamma}: {}", agreement.summary);
         }
     }
 }
@@ -114,7 +108,6 @@ fn theory_meets_simulation_off_the_beaten_track() {
         let agreement = verdict(&simulations(&spec), &flow.estimate.mean, flow.estimate.standard_error.as_ref());
         println!("{attention} {extra}: {}", agreement.summary);
         assert_eq!(agreement.outcome, Outcome::Agree, "{attention} {extra}: {}", agreement.summary);
-        assert!(largest(&agreement) <= THRESHOLD, "{attention} {extra}: {}", agreement.summary);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The overlap chain between direct SGD and theory: right where the ODE is not, and its limit is the ODE.
 
-use headflow::model::{Activation, OrderParameters, Task, Theta, Trajectory, Unwatched, mean_and_error};
+use headflow::agreement::limit;
+use headflow::model::{Activation, OrderParameters, Task, Theta, Trajectory, Unwatched, larger, mean_and_error};
 use headflow::sims::ensemble::{Options, simulate};
 use headflow::sims::sgd::{Engine, Sgd, Start};
 use headflow::theory::flow;
@@ -36,11 +37,12 @@ fn theory(activation: Activation, times: &[f64]) -> Trajectory {
 /// Columns of a row that hold `m` and `r`.
 const COLUMNS: std::ops::Range<usize> = 1..7;
 
-/// At `D = 30` the flow misses the mean of direct SGD by many standard errors, the chain does not: all
-/// within 4 standard errors, all activations.
+/// At `D = 30` the flow misses the mean of direct SGD by many standard errors, the chain does not: all 54 deviations
+/// within the limit for their number, all activations.
 #[test]
 fn at_small_dimension_the_chain_is_right_and_the_ode_is_not() {
     let times = [1.0, 4.0, 10.0];
+    let limit = limit(Activation::ALL.len() * times.len() * COLUMNS.len());
     for activation in Activation::ALL {
         let direct = replicas(activation, Engine::Direct, 30, 3000, &times);
         let chain = replicas(activation, Engine::Overlap, 30, 3000, &times);
@@ -51,8 +53,8 @@ fn at_small_dimension_the_chain_is_right_and_the_ode_is_not() {
                 let of = |runs: &[Trajectory]| mean_and_error(runs.iter().map(|run| run.rows[t][i]));
                 let ((direct, own), (chain, other)) = (of(&direct), of(&chain));
                 let deviation = (direct - chain).abs() / own.hypot(other);
-                assert!(deviation < 4.0, "{activation:?} t={} column {i}: {deviation:.2} standard errors", times[t]);
-                worst_of_ode = worst_of_ode.max((direct - ode.rows[t][i]).abs() / own);
+                assert!(deviation < limit, "{activation:?} t={} column {i}: {deviation:.2} standard errors", times[t]);
+                worst_of_ode = larger(worst_of_ode, (direct - ode.rows[t][i]).abs() / own);
             }
         }
         println!("{activation:?}: the ODE is off by {worst_of_ode:.0} standard errors");

@@ -5,6 +5,8 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
+#[cfg(unix)]
+use common::worked;
 use common::{document, headflow, ok, refused};
 use headflow::model::series::read_csv;
 use serde_json::Value;
@@ -244,7 +246,7 @@ fn an_interrupted_chain_is_resumed_bit_for_bit() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(1200));
+    worked(&child, 1);
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
@@ -537,8 +539,8 @@ fn ctrl_c_keeps_what_was_recorded() {
             .stderr(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        // Long enough to be under way on a busy machine, and nowhere near the end.
-        std::thread::sleep(std::time::Duration::from_secs(4));
+        // Under way, and nowhere near the end.
+        worked(&child, 4);
         let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
         assert!(sent.success());
         let output = child.wait_with_output().unwrap();

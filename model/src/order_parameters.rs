@@ -282,4 +282,24 @@ mod tests {
         let s = DMatrix::from_row_slice(2, 2, &[0.0, 1.0, 1.0, 1.0]);
         assert!(lower_factor(&s, 1e-12).is_err());
     }
+
+    /// A matrix with a number that is none has no factor, wherever it stands, under a vanishing pivot too.
+    #[test]
+    fn factors_of_what_is_no_number_are_refused() {
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for pivot in [0.0, 1.0] {
+                for at in [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)] {
+                    let mut s = DMatrix::from_diagonal(&nalgebra::DVector::from_vec(vec![pivot, 1.0, 2.0]));
+                    lower_factor(&s, 1e-12).unwrap();
+                    s[at] = value;
+                    assert!(lower_factor(&s, 1e-12).is_err(), "{value} at {at:?}, first pivot {pivot}");
+                }
+            }
+            let (zero, one) = (DMatrix::zeros(1, 1), DMatrix::identity(1, 1));
+            let spoiled = DMatrix::from_element(1, 1, value);
+            assert!(OrderParameters::new(spoiled.clone(), one.clone(), vec![0.0]).is_err());
+            assert!(OrderParameters::new(zero.clone(), spoiled, vec![0.0]).is_err());
+            assert!(OrderParameters::new(zero, one, vec![value]).is_err());
+        }
+    }
 }

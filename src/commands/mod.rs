@@ -241,16 +241,60 @@ fn headed(command: &str, spec: Value, seed: Value, clock: &Clock, rest: Value) -
     Ok(Value::Object(document))
 }
 
-/// Fields that are null, or hold nulls, where there is nothing to tell; anywhere else null is a number that is none.
-const NULLS: [&str; 0] = [];
+/// Fields, by the ends of their names, that are null or hold nulls where there is nothing to tell; anywhere else null is a
+/// number that is none.
+const NULLS: [&str; 25] = [
+    // One sample has no standard error.
+    "standard_error",
+    "best_standard_error",
+    "worst_standard_error",
+    "mean_attention_on_relevant_standard_error",
+    "second_moment_standard_error",
+    "curves.standard_errors",
+    "curves.slope_standard_error",
+    "error_estimate",
+    // Dimensions that are too few for a line through them.
+    "curves.slope",
+    "rows.extrapolated",
+    "rows.bias_coefficient",
+    // Quantities without indices, verdicts without numbers.
+    "rows.i",
+    "rows.j",
+    "worst",
+    // A law without finite support.
+    "support",
+    "heads_minus_support",
+    // What never happens, or is not asked.
+    "escapes.times",
+    "escapes.settling",
+    "predicted.observed",
+    "curves.predicted_times",
+    "lowest_unconverged",
+    // Places without a value in a table: modes that are not there, cells that failed.
+    "spectrum.rates",
+    "maps.values",
+    "maps.rates",
+    "lines.table",
+];
 
-/// Where `value`, the field `name` at `place`, holds a number that is not finite.
-fn missing(value: &Value, name: &str, place: String) -> Option<String> {
+/// The same of a language model: two tokens leave one without the first, heads that are all alike have no correlation.
+const NULLS_OF_MODELS: [&str; 2] = ["rho_without_first", "predictions.correlation"];
+
+/// What was asked for and is only repeated.
+const REPEATED: [&str; 4] = ["request", "spec", "theta.sd", "theta.cov"];
+
+/// Where `value`, of the fields `names` at `place`, holds a number that is not finite.
+fn missing(value: &Value, names: &str, place: String) -> Option<String> {
+    let among = |list: &[&str]| {
+        list.iter().any(|end| names.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.')))
+    };
     match value {
-        Value::Null => Some(place).filter(|_| !NULLS.contains(&name)),
-        Value::Array(all) => all.iter().enumerate().find_map(|(i, v)| missing(v, name, format!("{place}[{i}]"))),
+        Value::Null => Some(place).filter(|_| !among(&NULLS) && !among(&NULLS_OF_MODELS) && !among(&REPEATED)),
+        Value::Array(all) => all.iter().enumerate().find_map(|(i, v)| missing(v, names, format!("{place}[{i}]"))),
+        Value::Object(_) if among(&REPEATED[..2]) => None,
         Value::Object(map) => map.iter().find_map(|(key, v)| {
-            missing(v, key, if place.is_empty() { key.clone() } else { format!("{place}.{key}") })
+            let below = |outer: &str| if outer.is_empty() { key.clone() } else { format!("{outer}.{key}") };
+            missing(v, &below(names), below(&place))
         }),
         _ => None,
     }
@@ -499,5 +543,37 @@ mod tests {
             }
         }
         assert!(seen > 40, "{seen}");
+    }
+
+    /// A number that is not finite is null in JSON: no document goes out with one, and the error says where it is.
+    #[test]
+    fn a_document_holds_no_number_that_is_none() {
+        let of = |rest: Value| document("stability", &Spec::default(), &Clock::start(), rest);
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            for (rest, place) in [
+                (json!({"loss": value}), "loss"),
+                (json!({"points": [{"modes": [{"rate": 1.0}, {"rate": value}]}]}), "points[0].modes[1].rate"),
+                (json!({"routes": [{"times": [0.0, 1.0], "m": [[[0.5]], [[value]]]}]}), "routes[0].m[1][0][0]"),
+                (json!({"minima": [{"outside": value}]}), "minima[0].outside"),
+                (json!({"verdict": {"rows": [{"standard_errors": value}]}}), "verdict.rows[0].standard_errors"),
+            ] {
+                let error = of(rest).unwrap_err();
+                assert!(matches!(error, Error::NotConverged { .. }), "{error}");
+                assert!(error.to_string().contains(&format!("at {place};")), "{error}");
+            }
+            // "Never" is a time of escape, and an unknown error is none.
+            of(json!({"points": [{"escapes": [{"times": [1.0, value]}]}], "standard_error": value})).unwrap();
+        }
+        of(json!({"request": {"y": null}, "maps": [{"values": [[1.0, null]]}], "lowest_unconverged": null})).unwrap();
+        // The name must be the field's whole name.
+        assert!(of(json!({"other_support": null})).is_err() && of(json!({"support": null})).is_ok());
+    }
+
+    /// A quadrature that missed its tolerance is told of by the largest of its errors.
+    #[test]
+    fn the_largest_error_above_the_tolerance_is_told() {
+        let spec = Spec { tolerance: Some(1e-6), ..Spec::default() };
+        assert_eq!(missed_by(&spec, None), "");
+        assert!(missed_by(&spec, Some(2e-5)).contains("errors up to 2.0e-5"));
     }
 }

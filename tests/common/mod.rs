@@ -4,7 +4,8 @@
 #![allow(dead_code)]
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -40,4 +41,26 @@ pub fn refused(folder: &Path, arguments: &[&str], expected: &str) {
     assert_eq!(error.trim_end().lines().count(), 1, "{arguments:?}: {error}");
     assert!(error.contains(expected), "{arguments:?}: {error}");
     assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Waits until a run has worked for so many seconds of processor time: under way, however busy the machine is.
+#[cfg(unix)]
+pub fn worked(child: &Child, seconds: u64) {
+    let began = Instant::now();
+    loop {
+        // `[[days-]hours:]minutes:seconds`, the same on every Unix.
+        let output = Command::new("ps").args(["-o", "time=", "-p", &child.id().to_string()]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let parts = text.trim().split(['-', ':']).map(|part| part.parse::<u64>().ok());
+        let parts: Option<Vec<u64>> = parts.collect();
+        let units = [1, 60, 3600, 86_400];
+        let spent: u64 =
+            parts.iter().flat_map(|parts| parts.iter().rev().zip(units)).map(|(part, unit)| part * unit).sum();
+        if spent >= seconds {
+            return;
+        }
+        assert!(parts.is_some(), "the run ended before it had worked for {seconds} s: {text:?}");
+        assert!(began.elapsed() < Duration::from_secs(600), "no work in ten minutes: {text:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -440,6 +440,16 @@ mod tests {
         bayes_risk(&Task::new(length, theta).unwrap(), 1e-11).unwrap()
     }
 
+    #[test]
+    fn a_risk_that_is_no_number_is_refused() {
+        let good = BayesRisk { risk: 0.4, identity: 0.0, error_estimate: 1e-12 };
+        assert_eq!(known(good).unwrap(), good);
+        for bad in [f64::NAN, f64::INFINITY] {
+            assert!(known(BayesRisk { risk: bad, ..good }).is_err());
+            assert!(known(BayesRisk { error_estimate: bad, ..good }).is_err());
+        }
+    }
+
     /// The average over the sphere in closed form: cosh, Bessel's series, sinh.
     #[test]
     fn averages_on_spheres() {

@@ -653,3 +653,40 @@ impl Evaluator for Quadrature {
         self.evaluate_watched(at, false, watch).loss
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A difference that is no number is no small error, and one evaluation that is none does not spoil the next ones.
+    #[test]
+    fn what_is_no_number_has_not_converged() {
+        let distance = |a: &f64, b: &f64| [(a - b).abs(), 0.0];
+        let (value, errors) = refined(1e-6, |_| Some(0.25), distance).unwrap();
+        assert!(value == 0.25 && larger(errors[0], errors[1]) <= 1e-6);
+        for bad in [f64::NAN, f64::INFINITY] {
+            let (_, errors) = refined(1e-6, |_| Some(bad), distance).unwrap();
+            assert!(!(larger(errors[0], errors[1]) <= 1e-6), "{bad}: {errors:?}");
+            let (value, errors) =
+                refined(1e-6, |lambda| Some(if lambda < 20.0 { bad } else { 0.25 }), distance).unwrap();
+            assert!(value == 0.25 && larger(errors[0], errors[1]) <= 1e-6, "{bad}: {errors:?}");
+            // Of the gradient alone.
+            let (_, errors) = refined(1e-6, |_| Some(0.25), |_, _| [0.0, bad]).unwrap();
+            assert!(!(larger(errors[0], errors[1]) <= 1e-6), "{bad}: {errors:?}");
+        }
+        let number = |loss: f64| Evaluation {
+            loss: Loss { attention_on_relevant: 0.1, second_moment: loss },
+            gradient: None,
+            error_estimate: 1e-9,
+            gradient_error_estimate: 0.0,
+        };
+        assert!(number(0.2).is_finite() && !number(f64::NAN).is_finite() && !number(f64::INFINITY).is_finite());
+        assert!(number(f64::NAN).distance(&number(0.2))[0].is_nan());
+        let task = Task::new(5, headflow_model::Theta::Flip { nu: vec![1.0] }).unwrap();
+        let quadrature = Quadrature::new(&task, 1, Activation::Softmax.into(), 1e-6).unwrap();
+        for bad in [f64::NAN, f64::INFINITY] {
+            assert!(quadrature.met(Evaluation { error_estimate: bad, ..number(0.2) }).is_err());
+            assert!(quadrature.met(Evaluation { gradient_error_estimate: bad, ..number(0.2) }).is_err());
+        }
+    }
+}
