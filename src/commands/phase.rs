@@ -278,7 +278,7 @@ fn wanted(request: &Request) -> Result<Diagram, Error> {
 
 pub fn run(request: &Request) -> Result<u8, Error> {
     let diagram = wanted(request)?;
-    let common = diagram.check()?;
+    let common = if request.resume.is_some() { diagram.recorded()? } else { diagram.check()? };
     let spec = diagram.cell(0, 0)?;
     if request.print_spec {
         return super::print_fields(common);
