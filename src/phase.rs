@@ -433,6 +433,31 @@ impl Diagram {
     /// or an axis sets; when a cell would hold more than `most_bytes` or take too long ([`cost::check`]); and those of the
     /// cells.
     pub fn check(&self, most_bytes: f64) -> Result<Map<String, Value>, Error> {
+        for (side, axis) in [("x", &self.x), ("y", &self.y)] {
+            if self.fields.contains_key(&axis.field) {
+                return Err(Error::invalid(
+                    &axis.field,
+                    format!("the axis {side} sets it in every cell; leave it out"),
+                ));
+            }
+        }
+        let (common, unread) = self.survey(most_bytes)?;
+        if unread.is_empty() {
+            return Ok(common);
+        }
+        Err(Reader::from(self.quantity.purpose()).refusal(&unread, &self.cell(0, 0)?))
+    }
+
+    /// The same for a diagram that was begun: fields that no cell reads were no obstacle then.
+    ///
+    /// # Errors
+    /// As [`Diagram::check`].
+    pub fn recorded(&self, most_bytes: f64) -> Result<Map<String, Value>, Error> {
+        Ok(self.survey(most_bytes)?.0)
+    }
+
+    /// Looks at the axes and completes every cell: what they have in common, and which of the fields none reads.
+    fn survey(&self, most_bytes: f64) -> Result<(Map<String, Value>, Vec<&'static Field>), Error> {
         let reader = Reader::from(self.quantity.purpose());
         self.x.validate("x")?;
         self.y.validate("y")?;
@@ -450,17 +475,8 @@ impl Diagram {
                 let reads = readable(&reader).join(", ");
                 return Err(Error::invalid(side, format!("{reader} does not read {root}; it reads {reads}")));
             }
-            if root != "theta" && self.fields.contains_key(root) {
-                return Err(Error::invalid(root, format!("the axis {side} sets it in every cell; leave it out")));
-            }
         }
-        self.survey(&reader, most_bytes)
-    }
-
-    /// Completes every cell; see [`Diagram::check`].
-    fn survey(&self, reader: &Reader, most_bytes: f64) -> Result<Map<String, Value>, Error> {
-        let given: Vec<&Field> = FIELDS.iter().filter(|field| self.fields.contains_key(field.name)).collect();
-        let mut unread = given.clone();
+        let mut unread: Vec<&Field> = FIELDS.iter().filter(|field| self.fields.contains_key(field.name)).collect();
         let (mut along_x, mut along_y) = (false, false);
         let mut common: Option<Map<String, Value>> = None;
         let mut first_row: Vec<Map<String, Value>> = Vec::new();
@@ -504,17 +520,12 @@ impl Diagram {
                 format!("{} has no effect on {} ({why}): give another parameter", axis.field, self.quantity.name());
             return Err(Error::invalid(side, problem));
         }
-        if !unread.is_empty() {
-            return Err(reader.refusal(&unread, &spec));
-        }
         let mut common = common.unwrap_or_default();
         // What an axis changes a part of stands as it was given.
-        for field in given {
-            if let (false, Some(value)) = (common.contains_key(field.name), self.fields.get(field.name)) {
-                common.insert(field.name.into(), value.clone());
-            }
+        for (name, value) in self.fields.iter().filter(|(name, _)| unread.iter().all(|field| field.name != *name)) {
+            common.entry(name.clone()).or_insert_with(|| value.clone());
         }
-        Ok(common)
+        Ok((common, unread))
     }
 
     /// Whether parts of a diagram that are given again are its own.

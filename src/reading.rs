@@ -125,6 +125,7 @@ const fn when(words: &'static str, holds: fn(&Spec) -> bool) -> When {
 
 const SAMPLED: When = when("with evaluator qmc", |s| s.evaluator == Some(EvaluatorKind::Qmc));
 const EXACT: When = when("with evaluator quadrature", |s| s.evaluator == Some(EvaluatorKind::Quadrature));
+const AGGREGATION: When = when("with aggregation", |s| s.aggregation.is_some());
 const NOISE: When = when("with gamma above 0", |s| s.gamma > 0.0);
 const GIVEN: When = when("with initial given", |s| s.initial == Initial::Given);
 // From m0 and key_scale follows r0, which then stands for both.
@@ -163,14 +164,17 @@ const AVERAGES: &[Purpose] =
 
 /// The task.
 pub(crate) const TASK: &[Rule] = &[rule(&Purpose::ALL, &[])];
-/// Heads and their attention.
-pub(crate) const HEADS: &[Rule] = &[rule(
-    &[
-        Flow, Loss, Simulate, Compare, Stability, Stages, Bayes, Optimum, Prune, LOWEST, REGRET, FLOW_LOSS, HEADS_ON,
-        LEARNED, RATE,
-    ],
-    &[],
-)];
+/// What has heads; the bounds of `bayes` are for all activations.
+const HEADED: &[Purpose] = &[
+    Flow, Loss, Simulate, Compare, Stability, Stages, Optimum, Prune, LOWEST, REGRET, FLOW_LOSS, HEADS_ON, LEARNED,
+    RATE,
+];
+/// Heads and how they are added.
+pub(crate) const HEADS: &[Rule] = &[rule(HEADED, &[]), rule(&[Bayes], &[])];
+/// Their attention: `bayes` reads whose aggregation it is that is not the default.
+pub(crate) const ATTENTION: &[Rule] = &[rule(HEADED, &[]), rule(&[Bayes], &[AGGREGATION])];
+/// Their biases: the bounds of `bayes` hold for all.
+pub(crate) const BIAS: &[Rule] = &[rule(HEADED, &[])];
 /// The learning rate.
 pub(crate) const RATES: &[Rule] = &[rule(PATHS, &[]), rule(&[Stability], &[]), rule(&[Prune], &[TRAINED])];
 /// Samples per step.
@@ -311,9 +315,14 @@ impl Reader {
         self.decides(field, |_| true)
     }
 
+    /// Whether it varies a field, or has its own.
+    pub(crate) fn owns(&self, field: &Field) -> bool {
+        self.own.contains(&field.name)
+    }
+
     fn decides(&self, field: &Field, applies: impl Fn(&Rule) -> bool) -> bool {
         let by_rule = || field.rules.iter().any(|rule| rule.purposes.contains(&self.purpose) && applies(rule));
-        !self.own.contains(&field.name) && (self.also.contains(&field.name) || by_rule())
+        !self.owns(field) && (self.also.contains(&field.name) || by_rule())
     }
 
     /// Why it does not read a field of `spec`, in words.
@@ -337,7 +346,7 @@ impl Reader {
     pub(crate) fn refusal(&self, fields: &[&Field], spec: &Spec) -> Error {
         let names: Vec<&str> = fields.iter().map(|field| field.name).collect();
         let place = names.join(", ");
-        if fields.iter().all(|field| self.own.contains(&field.name)) {
+        if fields.iter().all(|field| self.owns(field)) {
             let them =
                 if fields.len() == 1 { "it, or needs its own; leave it" } else { "them, or needs its own; leave them" };
             return Error::invalid(place, format!("{self} varies {them} out"));

@@ -92,8 +92,8 @@ pub const FIELDS: &[Field] = &[
          (also discrete, full cov) [default: flip:1.8,1.5]",
         by::TASK,
     ),
-    field("attention", Kind::Word, TASK, "softmax | softmax1 | bayes-softmax [default: softmax]", by::HEADS),
-    field("bias", Kind::Word, TASK, "none | half-norm | trained [default: softmax none, others trained]", by::HEADS),
+    field("attention", Kind::Word, TASK, "softmax | softmax1 | bayes-softmax [default: softmax]", by::ATTENTION),
+    field("bias", Kind::Word, TASK, "none | half-norm | trained [default: softmax none, others trained]", by::BIAS),
     field("aggregation", Kind::Word, TASK, "mean | sum over heads [default: softmax mean, others sum]", by::HEADS),
     field(
         "gamma",
@@ -682,7 +682,8 @@ impl Spec {
 
     fn finish(self, reader: Reader, given: &[String]) -> Result<Self, Error> {
         self.validate()?;
-        let never: Vec<&Field> = FIELDS.iter().filter(|field| !reader.may_read(field)).collect();
+        // What a figure has of its own stays as it set it.
+        let never: Vec<&Field> = FIELDS.iter().filter(|field| !reader.may_read(field) && !reader.owns(field)).collect();
         let refused = |unread: &dyn Fn(&Field) -> bool| -> Vec<&Field> {
             FIELDS.iter().filter(|field| given.iter().any(|name| name == field.name) && unread(field)).collect()
         };
@@ -700,7 +701,8 @@ impl Spec {
         if !unread.is_empty() {
             return Err(reader.refusal(&unread, &spec));
         }
-        let unread: Vec<&Field> = FIELDS.iter().filter(|field| !reader.reads(field, &filled)).collect();
+        let useless = |field: &&Field| !reader.reads(field, &filled) && !reader.owns(field);
+        let unread: Vec<&Field> = FIELDS.iter().filter(useless).collect();
         Ok(Self { reader: Some(reader), ..filled.without(&unread)? })
     }
 

@@ -36,8 +36,13 @@ pub(crate) struct Spec {
     pub attention: Activation,
     /// Learning rate `gamma`.
     pub gamma: f64,
-    /// Batch size `B`.
+    /// Batch size `B`; without noise it has no effect and is not told.
+    #[serde(default = "one")]
     pub batch: usize,
+}
+
+fn one() -> usize {
+    1
 }
 
 impl Spec {

@@ -332,7 +332,8 @@ fn wanted(request: &Request) -> Result<Diagram, Error> {
 
 pub fn run(request: &Request) -> Result<u8, Error> {
     let diagram = wanted(request)?;
-    let common = diagram.check(request.memory)?;
+    let memory = request.memory;
+    let common = if request.resume.is_some() { diagram.recorded(memory)? } else { diagram.check(memory)? };
     let spec = diagram.cell(0, 0)?;
     if request.print_spec {
         return super::print_fields(common);
