@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Clock, folder, headed, illustrated, made, prepared, print};
 use crate::cli::Request;
-use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, writing, writing_result};
+use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, work_has_stopped, writing, writing_result};
 
 /// What one cell computes: a spec and a quantity of it, or a number of its own.
 type Cell = dyn Fn(usize, usize) -> Result<Measured, Error> + Sync;
@@ -242,6 +242,7 @@ fn compute_and_draw(
     let all = match compute(panels, own, &mut folder, from, request.quiet || request.json, &go_on)? {
         End::Done(cells) => split(panels, &cells),
         End::Interrupted => {
+            work_has_stopped();
             eprintln!("headflow: {go_on}");
             return Ok(130);
         }

@@ -952,6 +952,15 @@ where
     if let Some(step) = recorder.options.fixed_step {
         *solver.state_mut().h = step;
     }
+    let counted = |solver: &S| {
+        let statistics = solver.get_statistics();
+        Statistics {
+            steps: statistics.number_of_steps,
+            rejected: statistics.number_of_error_test_failures + statistics.number_of_nonlinear_solver_fails,
+            evaluations: 0,
+        }
+    };
+    let state = |solver: &S| (solver.state().t, solver.state().y.batch_as_slice(0).to_vec());
     let mut last = None;
     let stop = loop {
         let before = solver.state().t;
@@ -959,6 +968,7 @@ where
             break StopReason::Interrupted { time: before };
         }
         *system.failure.borrow_mut() = None;
+        let so_far = counted(&solver);
         let outcome = solver.step();
         let count = |s: &S| (s.get_statistics().number_of_steps, s.get_statistics().number_of_error_test_failures);
         let (steps, rejected) = count(&solver);
@@ -1021,7 +1031,10 @@ where
                 break StopReason::StepBudget { time: before, steps, rejected };
             }
             // Without numbers it fails, in one way or another.
-            Err(_) if recorder.watch.interrupted() => break StopReason::Interrupted { time: before },
+            Err(_) if recorder.watch.interrupted() => {
+                // What was rejected for want of numbers does not count.
+                return Ok((StopReason::Interrupted { time: before }, so_far, state(&solver)));
+            }
             Err(error) => {
                 break match (*system.failure.borrow(), &error) {
                     (Some(Failure::NotFinite(index)), _) => {
@@ -1036,15 +1049,6 @@ where
             }
         }
     };
-    let last = last.unwrap_or_else(|| (solver.state().t, solver.state().y.batch_as_slice(0).to_vec()));
-    let statistics = solver.get_statistics();
-    Ok((
-        stop,
-        Statistics {
-            steps: statistics.number_of_steps,
-            rejected: statistics.number_of_error_test_failures + statistics.number_of_nonlinear_solver_fails,
-            evaluations: 0,
-        },
-        last,
-    ))
+    let last = last.unwrap_or_else(|| state(&solver));
+    Ok((stop, counted(&solver), last))
 }
