@@ -6,11 +6,11 @@
 //!                          keys        4 (H + L) D of each replica
 //! operations, in all       steps       R D tau / gamma, each  B L (NUMBER + 4 H) D, or of the chain  B (10 L (F + H + 1) (1 + H / 4) + 4 H^3)
 //!                          averages    N L (4 H (H + F) + WEIGHT H) for each evaluation
-//! operations, in one go    a step, an evaluation, a loss on fresh samples: between two looks at an interruption
 //! ```
 //!
 //! An operation takes about a nanosecond. What cannot be known is counted from below (the steps of a flow); what can, from
-//! above. Work of hours shows its progress and can be interrupted, so that only the hopeless is refused.
+//! above. Work of hours shows its progress and can be interrupted at any time, so that only the hopeless is refused; the
+//! few things that nothing interrupts are held to some seconds.
 
 use headflow_model::{Activation, Bias, Cost, Error};
 use headflow_sims::sgd::Engine;
@@ -54,7 +54,7 @@ struct Part {
     advice: &'static str,
     /// In all.
     cost: Cost,
-    /// Operations between two looks at an interruption.
+    /// Operations that nothing interrupts.
     at_once: f64,
 }
 
@@ -112,7 +112,7 @@ impl Sizes {
         // One block of samples alone is too much of a sequence.
         let field = if 4.0 * LANES * length * (heads + features) + scratch > Cost::MOST_BYTES {
             "length"
-        } else if 4.0 * numbers > Cost::MOST_BYTES || self.evaluation() > Cost::MOST_OPERATIONS {
+        } else if 4.0 * numbers > Cost::MOST_BYTES {
             "points"
         } else {
             "scrambles"
@@ -124,7 +124,7 @@ impl Sizes {
                 operations: scrambles * (QUASI_NUMBER * numbers + evaluations * self.evaluation()),
                 bytes: sets * 4.0 * numbers + scratch,
             },
-            at_once: self.evaluation(),
+            at_once: 0.0,
         }
     }
 
@@ -183,7 +183,7 @@ impl Sizes {
             field: "test_samples",
             advice: "use fewer test samples, or a shorter sequence",
             cost: Cost { operations: replicas * times * test, bytes: 0.0 },
-            at_once: test,
+            at_once: 0.0,
         };
         let mut parts = vec![losses];
         for engine in engines {
@@ -216,7 +216,7 @@ impl Sizes {
                         }
                     },
                     cost: Cost { operations: steps * step, bytes: replicas * bytes },
-                    at_once: step,
+                    at_once: 0.0,
                 });
                 parts.push(self.records(4.0 * replicas, 2.0));
             }
@@ -249,6 +249,7 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
         // One set of points after the other.
         Purpose::Loss => {
             let part = sizes.averages(1.0, 1.0);
+            // It shows no progress.
             vec![Part { at_once: part.cost.operations, ..part }]
         }
         Purpose::Flow => sizes.flows(spec, 1.0),
@@ -317,8 +318,8 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
     }
 }
 
-/// Refuses a completed spec whose run would hold more than `most_bytes`, do more than [`MOST_OPERATIONS`], or more between
-/// two looks at an interruption than [`Cost::MOST_OPERATIONS`].
+/// Refuses a completed spec whose run would hold more than `most_bytes`, do more than [`MOST_OPERATIONS`], or more than
+/// [`Cost::MOST_OPERATIONS`] of which nothing interrupts it.
 ///
 /// # Errors
 /// [`Error::TooCostly`]: the field that makes it so, what it needs, and what would be cheaper.

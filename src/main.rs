@@ -39,7 +39,8 @@ fn main() -> ExitCode {
         }
         // These have no work to save: an interrupt ends them at once.
         if !["loss", "bayes", "doctor"].contains(&request.command.as_str()) {
-            progress::catch_interrupts();
+            let (what, keeps_records) = commands::interrupted(&request);
+            progress::catch_interrupts(&what, keeps_records);
         }
         commands::run(&request)
     });

@@ -4,14 +4,15 @@
 //! `nu`, `theta.nu[1]` one of them), or `theta.scale`, which multiplies all of theta.
 
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use headflow_model::{Error, Watch};
 use headflow_theory::bayes::best_bayes_risk;
 use headflow_theory::evaluators::Averages;
 use headflow_theory::flow::average;
+use headflow_theory::moments::Watched;
 use headflow_theory::optimum::{Optimum, Options, optimum};
 use headflow_theory::quadrature::{Quadrature, TIGHTEST};
 use headflow_theory::stability::{Kind, linearise, unspecialised, zero};
@@ -370,7 +371,7 @@ pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64
             let used = if quantity == Quantity::FlowLoss { evaluators.len() } else { 1 };
             let flow = average(&evaluators[..used], &spec.start()?, &spec.flow_options(), watch)?;
             if !flow.stop.as_requested() {
-                return Err(Error::invalid("flow", flow.stop.describe()));
+                return Err(flow.stop.error("flow"));
             }
             let path = &flow.estimate.mean;
             if quantity == Quantity::FlowLoss {
@@ -388,6 +389,7 @@ pub fn measure(spec: &Spec, quantity: Quantity, watch: &dyn Watch) -> Result<f64
         }
         Quantity::GrowthRate => {
             let evaluators = spec.evaluators()?;
+            let evaluators = Watched::all(&evaluators, watch);
             let settled = unspecialised(&evaluators, 0.0)?;
             // Without a mean of theta it is k = 0, which softmax1 holds at a bias of its own.
             let at = if settled.m.amax() > 0.0 { settled } else { zero(&evaluators[0])? };
@@ -425,10 +427,13 @@ pub fn lowest(spec: &Spec, evaluators: &[Averages], watch: &dyn Watch) -> Result
         let tolerance = (quadrature.tolerance() * MORE_DIGITS).max(TIGHTEST);
         let exact = Quadrature::new(&spec.task()?, spec.head_count(), spec.attention(), tolerance)?;
         for minimum in &mut found.minima {
-            let evaluation = exact.evaluate(&minimum.at, false);
+            let evaluation = exact.evaluate_watched(&minimum.at, false, watch);
             if evaluation.error_estimate < quadrature.tolerance() {
                 minimum.loss = evaluation.loss.value();
             }
+        }
+        if watch.interrupted() {
+            return Err(Error::interrupted("optimum"));
         }
         found.minima.sort_by(|a, b| a.loss.total_cmp(&b.loss));
     }
@@ -471,11 +476,15 @@ impl Cells {
     }
 }
 
+/// Between two looks at the watch while cells are computed.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+
 /// Between two saves of unfinished cells.
 const BETWEEN_SAVES: Duration = Duration::from_secs(5);
 
 /// Computes the missing cells, each on one thread of its own so that neither the numbers nor the bits depend on how many
-/// there are; `keep` is given the cells every few seconds. Stops early when `watch` is interrupted.
+/// there are; `keep` is given the cells every few seconds. When `watch` is interrupted it is given them at once, since cells
+/// that are being computed may take a while to stop; those are dropped.
 ///
 /// # Errors
 /// When threads cannot be had, or `keep` fails.
@@ -489,7 +498,8 @@ pub fn fill(
     let threads = rayon::current_num_threads().min(missing.len()).max(1);
     let next = AtomicUsize::new(0);
     let state = Mutex::new((cells, keep, Instant::now(), None::<Error>));
-    let work = || -> Result<(), Error> {
+    let (working, stopped) = (Mutex::new(threads), Condvar::new());
+    let work_off = || -> Result<(), Error> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(1)
             .build()
@@ -506,8 +516,8 @@ pub fn fill(
                 }
             });
             let found = found.map_err(|e| e.to_string());
-            if watch.interrupted() && found.is_err() {
-                // Broken off, not failed.
+            if watch.interrupted() {
+                // Broken off, in all likelihood: neither a number nor a failure.
                 return Ok(());
             }
             watch.advance(1);
@@ -525,8 +535,33 @@ pub fn fill(
         }
         Ok(())
     };
+    /// Tells when a worker ends, however it does.
+    struct Working<'a>(&'a Mutex<usize>, &'a Condvar);
+    impl Drop for Working<'_> {
+        fn drop(&mut self) {
+            *self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner) -= 1;
+            self.1.notify_all();
+        }
+    }
+    let work = || {
+        let _working = Working(&working, &stopped);
+        work_off()
+    };
     let ends: Vec<Result<(), Error>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let mut left = working.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        while *left > 0 && !watch.interrupted() {
+            let waited = stopped.wait_timeout(left, BETWEEN_LOOKS);
+            left = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+        }
+        drop(left);
+        if watch.interrupted() {
+            let mut guard = state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let (cells, keep, _, failure) = &mut *guard;
+            if failure.is_none() && cells.missing() > 0 {
+                *failure = keep(cells).err();
+            }
+        }
         workers
             .into_iter()
             .map(|w| w.join().unwrap_or_else(|_| Err(Error::invalid("phase", "a cell ended in an internal error"))))

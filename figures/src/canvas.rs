@@ -322,21 +322,28 @@ pub fn write(drawing: &impl Drawing, stem: &Path) -> Result<Vec<PathBuf>, Error>
             name.push(".");
             name.push(extension);
             let path = PathBuf::from(name);
-            write_whole(&path, content).map_err(|source| Error::File { path: path.clone(), source })?;
+            write_whole(&path, content).map_err(|source| Error::Unwritable { path: path.clone(), source })?;
             Ok(path)
         })
         .collect()
 }
 
-/// Writes a temporary file next to `path` and renames it.
+/// Writes a temporary file next to `path` and renames it. Its name is that of all files on their way to a result folder,
+/// and it is locked meanwhile: what a killed process leaves is swept up by the next run there.
 fn write_whole(path: &Path, content: &[u8]) -> std::io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let mut name = OsString::from(path);
-    name.push(format!(".{}-{}.partial", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-    let partial = PathBuf::from(name);
-    let written = File::create_new(&partial)
-        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&partial, path));
+    let (partial, mut file) = loop {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let partial = path.with_file_name(format!(".headflow-{}-{number}.tmp", std::process::id()));
+        match File::create_new(&partial) {
+            // Left by a process that had this number before.
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            created => break (partial, created?),
+        }
+    };
+    // Where files cannot be locked it may be swept up early, and is then an error.
+    let _ = file.try_lock();
+    let written = file.write_all(content).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
     if written.is_err() {
         // The first error is the one to report.
         let _ = fs::remove_file(&partial);

@@ -13,9 +13,17 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// A file cannot be read or written.
+    /// A file cannot be read.
     #[error("{}: {source}", .path.display())]
     File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// A file cannot be written: a full disk, missing permission.
+    #[error("{}: cannot be written: {source}", .path.display())]
+    Unwritable {
         /// The file.
         path: PathBuf,
         /// What the system says.

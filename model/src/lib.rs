@@ -29,4 +29,4 @@ pub use stop::StopReason;
 pub use task::Task;
 pub use theta::{Theta, ThetaSampler};
 pub use trajectory::{Estimate, Quantity, Shape, Trajectory, mean_and_error};
-pub use watch::{Unwatched, Watch};
+pub use watch::{Either, Unwatched, Watch};

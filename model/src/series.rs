@@ -67,7 +67,7 @@ struct Line {
 /// # Errors
 /// When the writer fails.
 pub fn write_csv(series: &[Series], to: impl Write) -> Result<(), Error> {
-    let failed = |e: csv::Error| Error::unreadable("series.csv", e);
+    let failed = |e: csv::Error| Error::unwritable("series.csv", e);
     let mut writer = csv::Writer::from_writer(to);
     for route in series {
         let shape = route.values.shape;
@@ -99,7 +99,7 @@ pub fn write_csv(series: &[Series], to: impl Write) -> Result<(), Error> {
             line("trace", None, None, trace, Some(error))?;
         }
     }
-    writer.flush().map_err(|e| Error::unreadable("series.csv", e))
+    writer.flush().map_err(|e| Error::unwritable("series.csv", e))
 }
 
 /// Reads a table that [`write_csv`] wrote.

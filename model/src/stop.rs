@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Error;
+
 /// Why a trajectory ended, with the time `tau` at which it did.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reason", rename_all = "kebab-case")]
@@ -132,6 +134,14 @@ impl StopReason {
                 format!("SGD diverged at step {step} (tau = {}, replica {replica}): lower --gamma", number(*time))
             }
             Self::Interrupted { time } => format!("interrupted at tau = {}; what was recorded is kept", number(*time)),
+        }
+    }
+
+    /// The error of work, `what`, that needed this run complete: an interruption is one, and nothing else is.
+    pub fn error(&self, what: &str) -> Error {
+        match self {
+            Self::Interrupted { .. } => Error::interrupted(what),
+            other => Error::invalid(what, other.describe()),
         }
     }
 

@@ -13,6 +13,20 @@ pub trait Watch: Sync {
     fn interrupted(&self) -> bool;
 }
 
+/// Two watches as one: work stops when either wants it to. Progress is that of the first.
+#[derive(Clone, Copy)]
+pub struct Either<'a>(pub &'a dyn Watch, pub &'a dyn Watch);
+
+impl Watch for Either<'_> {
+    fn advance(&self, amount: u64) {
+        self.0.advance(amount);
+    }
+
+    fn interrupted(&self) -> bool {
+        self.0.interrupted() || self.1.interrupted()
+    }
+}
+
 /// Nobody watches.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unwatched;

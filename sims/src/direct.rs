@@ -12,13 +12,15 @@
 //! restriction. Tokens and keys are single precision; scores, gradients in score space and overlaps
 //! are double. A replica holds its keys and the tokens of one sample, never the data.
 
+use std::ops::Range;
+
 use aligned_vec::{AVec, avec};
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Bias, Error, biases};
+use headflow_model::{Bias, Error, Unwatched, Watch, biases};
 use nalgebra::DMatrix;
 
 use crate::kernels::{self, BLOCK, WIDTH};
-use crate::sgd::{Diverged, Engine, Sgd, Start, in_range};
+use crate::sgd::{Diverged, Engine, Halt, Sgd, Start, in_range, look};
 
 /// One run of direct SGD.
 #[derive(Debug, Clone)]
@@ -136,11 +138,28 @@ impl Replica {
 
     /// The overlaps of the keys now, and the biases that enter the scores.
     pub fn overlaps(&self) -> (DMatrix<f64>, DMatrix<f64>, Vec<f64>) {
+        self.overlaps_watched(&Unwatched).unwrap_or_else(|| {
+            let none = |columns| DMatrix::from_element(self.heads, columns, f64::NAN);
+            (none(self.sgd.task.features()), none(self.heads), vec![f64::NAN; self.heads])
+        })
+    }
+
+    /// [`Replica::overlaps`]; none once `watch` interrupts, which it may between two overlaps.
+    pub fn overlaps_watched(&self, watch: &dyn Watch) -> Option<(DMatrix<f64>, DMatrix<f64>, Vec<f64>)> {
         let key = |h: usize| &self.keys[h * self.stride..(h + 1) * self.stride];
         let m = DMatrix::from_fn(self.heads, self.sgd.task.features(), |h, f| f64::from(key(h)[f]));
-        let r = DMatrix::from_fn(self.heads, self.heads, |h, k| kernels::dot(key(h.max(k)), key(h.min(k))));
+        let mut r = DMatrix::zeros(self.heads, self.heads);
+        for h in 0..self.heads {
+            for k in 0..=h {
+                if watch.interrupted() {
+                    return None;
+                }
+                r[(h, k)] = kernels::dot(key(h), key(k));
+                r[(k, h)] = r[(h, k)];
+            }
+        }
         let b = biases(self.sgd.attention.bias, &r, &self.b);
-        (m, r, b)
+        Some((m, r, b))
     }
 
     /// Takes one step.
@@ -149,13 +168,30 @@ impl Replica {
     /// When a score, or the step itself, is too large for single precision to resolve; the replica
     /// is left as it was.
     pub fn advance(&mut self) -> Result<(), Diverged> {
+        match self.step(None) {
+            Err(Halt::Diverged(diverged)) => Err(diverged),
+            _ => Ok(()),
+        }
+    }
+
+    /// [`Replica::advance`], stopping within the step once `watch` interrupts.
+    ///
+    /// # Errors
+    /// When it diverges, and the replica is left as it was; or is interrupted, when its keys may be between two steps:
+    /// it is of no further use.
+    pub fn advance_watched(&mut self, watch: &dyn Watch) -> Result<(), Halt> {
+        self.step(self.sgd.steps_are_long(self.heads).then_some(watch))
+    }
+
+    /// One step; with a watch, for long ones, in pieces.
+    fn step(&mut self, watch: Option<&dyn Watch>) -> Result<(), Halt> {
         let batch = self.sgd.batch;
         let rate = self.sgd.time_step() / batch as f64;
         let (heads, stride) = (self.heads, self.stride);
         self.space.gradient_of_biases.fill(0.0);
         self.space.update.fill(0.0);
         for sample in 0..batch as u64 {
-            self.gradient(self.step * batch as u64 + sample);
+            self.gradient(self.step * batch as u64 + sample, watch)?;
             let Workspace { scores, weights, scale, gradient_of_biases, update, tokens, .. } = &mut self.space;
             let length = scores.len() / heads;
             let mut largest = 0.0f64;
@@ -164,14 +200,17 @@ impl Replica {
                 *w = (-rate * g) as f32;
             }
             if !in_range(largest * rate) {
-                return Err(Diverged { step: self.step });
+                return Err(Halt::Diverged(Diverged { step: self.step }));
             }
             for (sum, g) in gradient_of_biases.iter_mut().zip(scores.chunks_exact(length)) {
                 *sum += g.iter().sum::<f64>();
             }
             if batch > 1 {
                 scale.fill(1.0);
-                kernels::accumulate(update, tokens, stride, length, scale, weights);
+                for range in pieces(stride, weights.len(), watch) {
+                    look(watch)?;
+                    kernels::accumulate(update, tokens, stride, range, scale, weights);
+                }
             }
         }
         let Workspace { scale, gradient_of_biases, update, tokens, weights, .. } = &mut self.space;
@@ -180,7 +219,7 @@ impl Replica {
             *s = if half_norm { (1.0 + rate * gb) as f32 } else { 1.0 };
         }
         if scale.iter().any(|s| !in_range(f64::from(*s))) {
-            return Err(Diverged { step: self.step });
+            return Err(Halt::Diverged(Diverged { step: self.step }));
         }
         if batch > 1 {
             for ((key, update), &s) in self.keys.chunks_exact_mut(stride).zip(update.chunks_exact(stride)).zip(&*scale)
@@ -190,8 +229,10 @@ impl Replica {
                 }
             }
         } else {
-            let length = weights.len() / heads;
-            kernels::accumulate(&mut self.keys, tokens, stride, length, scale, weights);
+            for range in pieces(stride, weights.len(), watch) {
+                look(watch)?;
+                kernels::accumulate(&mut self.keys, tokens, stride, range, scale, weights);
+            }
         }
         if self.sgd.attention.bias == Bias::Trained {
             for (b, gb) in self.b.iter_mut().zip(&*gradient_of_biases) {
@@ -204,7 +245,7 @@ impl Replica {
 
     /// Draws a fresh sample and leaves `g = d loss / d s` in `scores`, NaN where a score is too
     /// large to go on.
-    fn gradient(&mut self, sample: u64) {
+    fn gradient(&mut self, sample: u64, watch: Option<&dyn Watch>) -> Result<(), Halt> {
         let (stride, dimension) = (self.stride, self.sgd.dimension);
         let (length, features) = (self.sgd.task.length(), self.sgd.task.features());
         let space = &mut self.space;
@@ -215,6 +256,7 @@ impl Replica {
         space.scores.fill(0.0);
         let used = dimension.next_multiple_of(WIDTH);
         for start in (0..used).step_by(BLOCK) {
+            look(watch)?;
             let end = (start + BLOCK).min(used);
             for (l, token) in space.tokens.chunks_exact_mut(stride).enumerate() {
                 self.noise.normals(sample, l as u32, start, &mut token[start..end.min(dimension)]);
@@ -246,10 +288,28 @@ impl Replica {
         for (l, (d, a)) in space.d.iter_mut().zip(&space.combined).enumerate() {
             *d = (a - if l == relevant { 1.0 } else { 0.0 }) as f32;
         }
-        kernels::gram_times(&space.tokens, stride, &space.d, &mut space.q, &mut space.sums);
+        space.q.fill(0.0);
+        for range in pieces(stride, length, watch) {
+            look(watch)?;
+            kernels::gram_times(&space.tokens, stride, &space.d, range, &mut space.q, &mut space.sums);
+        }
         for q in &mut space.q {
             *q *= 2.0 / dimension as f64;
         }
         self.sgd.attention.backward_in_place(self.heads, length, &mut space.scores, &space.q);
+        Ok(())
     }
+}
+
+/// Products of a pass between two looks at a watch: some ten milliseconds.
+const PRODUCTS_BETWEEN_LOOKS: usize = 1 << 26;
+
+/// The coordinates of rows of `stride` numbers, in pieces for a pass of `products` products each, so that a watch can be looked
+/// at in between; all at once without one.
+fn pieces(stride: usize, products: usize, watch: Option<&dyn Watch>) -> impl Iterator<Item = Range<usize>> {
+    let size = match watch {
+        Some(_) => (PRODUCTS_BETWEEN_LOOKS / products.max(1) / BLOCK).max(1) * BLOCK,
+        None => stride,
+    };
+    (0..stride).step_by(size).map(move |start| start..(start + size).min(stride))
 }

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::direct;
 use crate::overlap_chain::{Chain, State};
-use crate::population_loss::population_loss;
-use crate::sgd::{Diverged, Engine, MEMORY_LIMIT, Sgd, Start};
+use crate::population_loss::population_loss_watched;
+use crate::sgd::{Diverged, Engine, Halt, MEMORY_LIMIT, NUMBERS_BETWEEN_LOOKS, Sgd, Start};
 
 /// What to run and record.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,9 +79,6 @@ const STEPS_BETWEEN_CHECKPOINTS: u64 = 1 << 22;
 /// The most steps of a replica: as many as whole numbers in double precision.
 const MAX_STEPS: f64 = 9e15;
 
-/// Random numbers drawn between two looks at the watch: about ten milliseconds.
-const NUMBERS_BETWEEN_LOOKS: usize = 1 << 23;
-
 /// A replica of either engine.
 #[derive(Debug, Clone)]
 pub enum Replica {
@@ -115,6 +112,19 @@ impl Replica {
         }
     }
 
+    /// Takes one step, stopping on the way once `watch` interrupts.
+    ///
+    /// # Errors
+    /// When it diverges or is interrupted. The overlap chain is left as it was; an interrupted direct replica is of no
+    /// further use.
+    #[inline]
+    pub fn advance_watched(&mut self, watch: &dyn Watch) -> Result<(), Halt> {
+        match self {
+            Self::Direct(replica) => replica.advance_watched(watch),
+            Self::Overlap(chain) => chain.advance_watched(watch),
+        }
+    }
+
     /// Number of steps taken.
     pub fn steps(&self) -> u64 {
         match self {
@@ -128,6 +138,14 @@ impl Replica {
         match self {
             Self::Direct(replica) => replica.overlaps(),
             Self::Overlap(chain) => chain.overlaps(),
+        }
+    }
+
+    /// [`Replica::overlaps`]; none once `watch` interrupts.
+    pub fn overlaps_watched(&self, watch: &dyn Watch) -> Option<(DMatrix<f64>, DMatrix<f64>, Vec<f64>)> {
+        match self {
+            Self::Direct(replica) => replica.overlaps_watched(watch),
+            Self::Overlap(chain) => (!watch.interrupted()).then(|| chain.overlaps()),
         }
     }
 
@@ -156,8 +174,8 @@ impl Replica {
 /// Runs the replicas. A replica's numbers depend on the seed and its index alone.
 ///
 /// # Errors
-/// When the parameters are invalid. A divergence or an interruption is a [`StopReason`] and keeps
-/// what was recorded.
+/// When the parameters are invalid, or `watch` interrupts before the replicas are at their start. Later a divergence or an
+/// interruption is a [`StopReason`] and keeps what was recorded.
 pub fn simulate(sgd: &Sgd, start: &Start, options: &Options, watch: &dyn Watch) -> Result<Ensemble, Error> {
     resume(sgd, start, options, None, &mut |_| Ok(()), watch)
 }
@@ -225,7 +243,10 @@ pub fn resume(
     let mut runs: Vec<Running> = match checkpoint {
         None => (0..options.replicas)
             .into_par_iter()
-            .map(|index| Running::new(sgd, start, index))
+            .map(|index| match watch.interrupted() {
+                true => Err(Error::interrupted("simulate")),
+                false => Running::new(sgd, start, index),
+            })
             .collect::<Result<_, _>>()?,
         Some(checkpoint) => Running::take_up(sgd, start.heads(), options, checkpoint)?,
     };
@@ -246,6 +267,9 @@ pub fn resume(
         }
     }
     let interrupted = runs.iter().any(|run| matches!(run.stop, StopReason::Interrupted { .. }));
+    if interrupted && runs.iter().all(|run| run.trajectory.times.is_empty()) {
+        return Err(Error::interrupted("simulate"));
+    }
     let unfinished = (interrupted && sgd.engine == Engine::Overlap).then(|| checkpoint_of(&runs));
     let runs: Vec<Run> = runs.into_iter().map(Running::finish).collect();
     let trajectories: Vec<_> = runs.iter().map(|run| run.trajectory.clone()).collect();
@@ -342,34 +366,61 @@ impl Running {
             }
             let chunk = stride.min(pause - self.replica.steps());
             for done in 0..chunk {
-                if let Err(diverged) = self.replica.advance() {
-                    watch.advance(done);
-                    let time = diverged.step as f64 * time_step;
-                    let (m, r, b) = self.replica.overlaps();
-                    self.last_finite = Some((time, self.trajectory.shape.row(f64::NAN, &m, &r, &b)));
-                    self.stop = StopReason::Diverged { step: diverged.step, time, replica: self.replica.index() };
+                let diverged = match self.replica.advance_watched(watch) {
+                    Ok(()) => continue,
+                    Err(Halt::Diverged(diverged)) => Some(diverged),
+                    Err(Halt::Interrupted) => None,
+                };
+                watch.advance(done);
+                let Some(diverged) = diverged else {
+                    self.stop = StopReason::Interrupted { time: self.replica.steps() as f64 * time_step };
                     return Ok(());
-                }
+                };
+                let time = diverged.step as f64 * time_step;
+                let (m, r, b) = self.replica.overlaps();
+                self.last_finite = Some((time, self.trajectory.shape.row(f64::NAN, &m, &r, &b)));
+                self.stop = StopReason::Diverged { step: diverged.step, time, replica: self.replica.index() };
+                return Ok(());
             }
             watch.advance(chunk);
         }
         if pause < target {
             return Ok(());
         }
-        let (m, r, b) = self.replica.overlaps();
+        let row = match self.trajectory.times.last() {
+            // No step in between: the same state, and its loss on the same samples.
+            Some(&before) if self.replica.sgd().step_at(before) == target => self.trajectory.rows.last().cloned(),
+            _ => self.measure(test_samples, watch)?,
+        };
+        let Some(row) = row else {
+            self.stop = StopReason::Interrupted { time: target as f64 * time_step };
+            return Ok(());
+        };
+        self.trajectory.times.push(time);
+        self.trajectory.rows.push(row);
+        Ok(())
+    }
+
+    /// What is recorded of the state now; none once `watch` interrupts.
+    fn measure(&self, test_samples: usize, watch: &dyn Watch) -> Result<Option<Vec<f64>>, Error> {
+        let Some((m, r, b)) = self.replica.overlaps_watched(watch) else { return Ok(None) };
         let sgd = self.replica.sgd();
-        let (loss, _) = population_loss(
+        let index = self.replica.index();
+        let at = (&m, &r, &b[..]);
+        match population_loss_watched(
             &sgd.task,
             &sgd.attention,
             sgd.dimension,
-            (&m, &r, &b),
+            at,
             test_samples,
             sgd.seed,
-            self.replica.index(),
-        )?;
-        self.trajectory.times.push(time);
-        self.trajectory.rows.push(self.trajectory.shape.row(loss, &m, &r, &b));
-        Ok(())
+            index,
+            watch,
+        ) {
+            Ok((loss, _)) => Ok(Some(self.trajectory.shape.row(loss, &m, &r, &b))),
+            Err(Error::Interrupted { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn finish(self) -> Run {

@@ -57,7 +57,7 @@ fn passage(mut replica: Replica, target: &Target<'_>, watch: &dyn Watch) -> Resu
         while left > 0 && !watch.interrupted() {
             let chunk = left.min(look);
             for _ in 0..chunk {
-                if replica.advance().is_err() {
+                if replica.advance_watched(watch).is_err() {
                     return Ok(None);
                 }
             }

@@ -96,17 +96,19 @@ impl Scores<'_> {
     }
 }
 
-/// `v_l = X_l . sum_l' d_l' X_l'`, that is `D (G d)_l` with `G = X X^T / D`.
+/// Adds `X_l . sum_l' d_l' X_l'` over the coordinates of `range`, which begins at a multiple of [`BLOCK`], to `v`: over all
+/// of them that is `D (G d)_l` with `G = X X^T / D`.
 ///
 /// `sums` is working space of `L` times [`WIDTH`] numbers.
-pub fn gram_times(tokens: &[f32], stride: usize, d: &[f32], v: &mut [f64], sums: &mut [f32]) {
-    Arch::new().dispatch(GramTimes { tokens, stride, d, v, sums });
+pub fn gram_times(tokens: &[f32], stride: usize, d: &[f32], range: Range<usize>, v: &mut [f64], sums: &mut [f32]) {
+    Arch::new().dispatch(GramTimes { tokens, stride, d, range, v, sums });
 }
 
 struct GramTimes<'a> {
     tokens: &'a [f32],
     stride: usize,
     d: &'a [f32],
+    range: Range<usize>,
     v: &'a mut [f64],
     sums: &'a mut [f32],
 }
@@ -116,13 +118,12 @@ impl WithSimd for GramTimes<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { tokens, stride, d, v, sums } = self;
+        let Self { tokens, stride, d, range, v, sums } = self;
         let lanes = size_of::<S::f32s>() / size_of::<f32>();
         // Four vectors of coordinates at a time, for independent sums.
         let (sums, _) = S::as_mut_simd_f32s(&mut sums[..4 * lanes * d.len()]);
-        v.fill(0.0);
-        for start in (0..stride).step_by(BLOCK) {
-            let end = (start + BLOCK).min(stride);
+        for start in range.clone().step_by(BLOCK) {
+            let end = (start + BLOCK).min(range.end);
             sums.fill(simd.splat_f32s(0.0));
             for at in (start..end).step_by(4 * lanes) {
                 let mut u = [simd.splat_f32s(0.0); 4];
@@ -148,9 +149,18 @@ impl WithSimd for GramTimes<'_> {
     }
 }
 
-/// `target_h <- scale_h target_h + sum_l weights_hl X_l`.
-pub fn accumulate(target: &mut [f32], tokens: &[f32], stride: usize, length: usize, scale: &[f32], weights: &[f32]) {
-    Arch::new().dispatch(Accumulate { target, tokens, stride, length, scale, weights });
+/// `target_h <- scale_h target_h + sum_l weights_hl X_l` for the coordinates of `range`, which begins at a multiple of
+/// [`BLOCK`].
+pub fn accumulate(
+    target: &mut [f32],
+    tokens: &[f32],
+    stride: usize,
+    range: Range<usize>,
+    scale: &[f32],
+    weights: &[f32],
+) {
+    let length = weights.len() / scale.len();
+    Arch::new().dispatch(Accumulate { target, tokens, stride, length, range, scale, weights });
 }
 
 struct Accumulate<'a> {
@@ -158,6 +168,7 @@ struct Accumulate<'a> {
     tokens: &'a [f32],
     stride: usize,
     length: usize,
+    range: Range<usize>,
     scale: &'a [f32],
     weights: &'a [f32],
 }
@@ -167,11 +178,11 @@ impl WithSimd for Accumulate<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { target, tokens, stride, length, scale, weights } = self;
+        let Self { target, tokens, stride, length, range, scale, weights } = self;
         let lanes = size_of::<S::f32s>() / size_of::<f32>();
         // Block by block, so that the tokens stay close while all heads use them.
-        for start in (0..stride).step_by(BLOCK) {
-            let end = (start + BLOCK).min(stride);
+        for start in range.clone().step_by(BLOCK) {
+            let end = (start + BLOCK).min(range.end);
             for (h, (weights, &scale)) in weights.chunks_exact(length).zip(scale).enumerate() {
                 let key = &mut target[h * stride..(h + 1) * stride];
                 let scale = simd.splat_f32s(scale);
@@ -234,7 +245,7 @@ mod tests {
 
         let d = [0.2f32, -0.9, 0.1, 0.3, 0.05];
         let (mut v, mut sums) = (vec![0.0; length], vec![0.0; length * WIDTH]);
-        gram_times(&tokens, stride, &d, &mut v, &mut sums);
+        gram_times(&tokens, stride, &d, 0..stride, &mut v, &mut sums);
         for l in 0..length {
             let slow: f64 = (0..length).map(|k| f64::from(d[k]) * dot(token(k), token(l))).sum();
             assert!((v[l] - slow).abs() < 5e-3, "{} {slow}", v[l]);
@@ -243,7 +254,7 @@ mod tests {
         let weights: Vec<f32> = (0..heads * length).map(|i| 0.1 * i as f32 - 0.5).collect();
         let scale = [1.0f32, 0.5, 2.0];
         let mut target = keys.clone();
-        accumulate(&mut target, &tokens, stride, length, &scale, &weights);
+        accumulate(&mut target, &tokens, stride, 0..stride, &scale, &weights);
         for h in 0..heads {
             for i in 0..stride {
                 let slow =

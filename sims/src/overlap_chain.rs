@@ -35,12 +35,12 @@
 use aligned_vec::{AVec, avec};
 use headflow_model::attention::{PADDING, sum_of};
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Bias, Error, biases};
+use headflow_model::{Bias, Error, Watch, biases};
 use multiversion::multiversion;
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 
-use crate::sgd::{Diverged, Engine, Sgd, Start, in_range};
+use crate::sgd::{Diverged, Engine, Halt, Sgd, Start, in_range, look};
 
 /// Normals that are drawn at a time, at least: a few samples' worth when sequences are short.
 const NORMALS_AT_A_TIME: usize = 1024;
@@ -285,11 +285,34 @@ impl Chain {
     /// When a score, or the step itself, is beyond what attention resolves; the replica is left as
     /// it was.
     pub fn advance(&mut self) -> Result<(), Diverged> {
-        if step(self) {
-            self.step += 1;
-            Ok(())
-        } else {
-            Err(Diverged { step: self.step })
+        match step(self, None) {
+            Ok(()) => {
+                self.step += 1;
+                Ok(())
+            }
+            Err(_) => Err(Diverged { step: self.step }),
+        }
+    }
+
+    /// [`Chain::advance`], stopping within the step once `watch` interrupts.
+    ///
+    /// # Errors
+    /// When it diverges or is interrupted; the replica is left as it was.
+    pub fn advance_watched(&mut self, watch: &dyn Watch) -> Result<(), Halt> {
+        if !self.sgd.steps_are_long(self.heads) {
+            return self.advance().map_err(Halt::Diverged);
+        }
+        // Keys change on the way.
+        let before = self.keys.clone();
+        match step(self, Some(watch)) {
+            Ok(()) => {
+                self.step += 1;
+                Ok(())
+            }
+            Err(halt) => {
+                self.keys = before;
+                Err(halt)
+            }
         }
     }
 
@@ -386,22 +409,30 @@ fn add(to: &mut [f64], factor: f64, from: &[f64]) {
     }
 }
 
-/// One step; `false`, and nothing changed, when a number is out of range.
+/// One step. When a number is out of range nothing is changed; when `watch` interrupts, which it is asked on the way, the keys
+/// may be.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512cd+avx512dq+avx512vl+avx2+fma+bmi1+bmi2",
     "x86_64+avx2+fma+bmi1+bmi2"
 ))]
-fn step(chain: &mut Chain) -> bool {
+fn step(chain: &mut Chain, watch: Option<&dyn Watch>) -> Result<(), Halt> {
     // Small shapes that are run most, compiled with their sizes known: a sixth faster.
     match (chain.heads, chain.features, chain.sgd.batch) {
-        (2, 1, 1) => step_of(chain, 2, 1, 1),
-        (4, 2, 1) => step_of(chain, 4, 2, 1),
-        (heads, features, batch) => step_of(chain, heads, features, batch),
+        (2, 1, 1) => step_of(chain, 2, 1, 1, watch),
+        (4, 2, 1) => step_of(chain, 4, 2, 1, watch),
+        (heads, features, batch) => step_of(chain, heads, features, batch, watch),
     }
 }
 
 #[inline(always)]
-fn step_of(chain: &mut Chain, heads: usize, features: usize, batch: usize) -> bool {
+fn step_of(
+    chain: &mut Chain,
+    heads: usize,
+    features: usize,
+    batch: usize,
+    watch: Option<&dyn Watch>,
+) -> Result<(), Halt> {
+    let diverged = Err(Halt::Diverged(Diverged { step: chain.step }));
     let rate = chain.sgd.time_step() / batch as f64;
     let width = features + heads;
     chain.space.products.fill(0.0);
@@ -409,15 +440,15 @@ fn step_of(chain: &mut Chain, heads: usize, features: usize, batch: usize) -> bo
     // Directions outside the spikes and the keys that the batch has brought in so far.
     let mut directions = 0;
     for sample in 0..batch as u64 {
-        if !gradient(chain, heads, features, batch, chain.step * batch as u64 + sample, rate, directions) {
-            return false;
+        if !gradient(chain, heads, features, batch, chain.step * batch as u64 + sample, rate, directions, watch)? {
+            return diverged;
         }
         directions = heads.min(chain.sgd.dimension - width);
     }
     let space = &mut chain.space;
     let half_norm = chain.sgd.attention.bias == Bias::HalfNorm;
     if half_norm && space.gradient_of_biases.iter().any(|gb| !in_range(1.0 + rate * gb)) {
-        return false;
+        return diverged;
     }
     // [C, -rate new directions], of which the factor is the new C; the sign does not matter.
     let columns = if batch > 1 { 2 * heads } else { 2 * heads + 1 };
@@ -435,7 +466,7 @@ fn step_of(chain: &mut Chain, heads: usize, features: usize, batch: usize) -> bo
             *to = rate * from;
         }
     }
-    lower_triangular(&mut space.wide[..heads * columns], heads, columns);
+    lower_triangular(&mut space.wide[..heads * columns], heads, columns, watch)?;
     for h in 0..heads {
         chain.keys[h * width + features..(h + 1) * width]
             .copy_from_slice(&space.wide[h * columns..h * columns + heads]);
@@ -443,12 +474,13 @@ fn step_of(chain: &mut Chain, heads: usize, features: usize, batch: usize) -> bo
     if chain.sgd.attention.bias == Bias::Trained {
         add(&mut chain.b, -rate, &space.gradient_of_biases);
     }
-    true
+    Ok(())
 }
 
 /// One sample: adds `g x^T`, `g c^T` and `sum g` to the sums, and its new directions, given the
 /// `directions` that earlier samples brought in; `false` when a number is out of range.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 fn gradient(
     chain: &mut Chain,
     heads: usize,
@@ -457,7 +489,8 @@ fn gradient(
     sample: u64,
     rate: f64,
     directions: usize,
-) -> bool {
+    watch: Option<&dyn Watch>,
+) -> Result<bool, Halt> {
     let (dimension, length) = (chain.sgd.dimension, chain.sgd.task.length());
     let width = features + heads;
     let rows = width + directions;
@@ -488,6 +521,7 @@ fn gradient(
 
     let mut fine = true;
     for h in 0..heads {
+        look(watch)?;
         // C is lower triangular.
         let key = &chain.keys[h * width..h * width + features + h + 1];
         let b = if half_norm { -0.5 * key.iter().map(|k| k * k).sum::<f64>() } else { chain.b[h] };
@@ -504,7 +538,7 @@ fn gradient(
         }
     }
     if !fine {
-        return false;
+        return Ok(false);
     }
     chain.sgd.attention.forward_padded(length, stride, &mut space.tops, &mut space.scores, &mut space.combined);
     space.combined[0] -= 1.0;
@@ -554,6 +588,7 @@ fn gradient(
     // All rows times g, and g g^T.
     partial.fill([0.0; PADDING]);
     for h in 0..heads {
+        look(watch)?;
         let (sums, squares) = partial.split_at_mut(heads * all);
         let sums = &mut sums[h * all..(h + 1) * all];
         let squares = &mut squares[h * (h + 1) / 2..(h + 1) * (h + 2) / 2];
@@ -572,7 +607,7 @@ fn gradient(
         }
     }
     if !fine {
-        return false;
+        return Ok(false);
     }
     for (total, sum) in space.totals.iter_mut().zip(&*partial) {
         *total = sum_of(sum);
@@ -613,6 +648,7 @@ fn gradient(
         }
     }
     for h in 0..heads {
+        look(watch)?;
         for j in 0..columns_of_t {
             let mut sum = 0.0;
             for k in j..rank {
@@ -625,9 +661,9 @@ fn gradient(
         }
     }
     if batch > 1 {
-        lower_triangular(&mut space.fresh, heads, columns);
+        lower_triangular(&mut space.fresh, heads, columns, watch)?;
     }
-    true
+    Ok(true)
 }
 
 /// Turns the lower triangle of a positive semi-definite `S` (`n x n`) into a factor `R` of
@@ -665,10 +701,8 @@ fn lower_factor(s: &mut [f64], n: usize, size: impl Fn(usize) -> f64) -> usize {
 /// Turns the rows of `a` (`n x columns`, `columns >= n`) into `L` of `a = L Q`, `Q` orthogonal, by
 /// Householder reflections from the right; entries right of the diagonal become zero.
 #[inline(always)]
-fn lower_triangular(a: &mut [f64], n: usize, columns: usize) {
-    if !factor_of_products(a, n, columns) {
-        reflect(a, n, columns);
-    }
+fn lower_triangular(a: &mut [f64], n: usize, columns: usize, watch: Option<&dyn Watch>) -> Result<(), Halt> {
+    if factor_of_products(a, n, columns) { Ok(()) } else { reflect(a, n, columns, watch) }
 }
 
 /// The same by Cholesky from the products of the rows, at half the latency; `false`, and nothing changed, when a
@@ -722,8 +756,9 @@ fn factor_of_products(a: &mut [f64], n: usize, columns: usize) -> bool {
 }
 
 #[inline(always)]
-fn reflect(a: &mut [f64], n: usize, columns: usize) {
+fn reflect(a: &mut [f64], n: usize, columns: usize, watch: Option<&dyn Watch>) -> Result<(), Halt> {
     for h in 0..n {
+        look(watch)?;
         let (done, below) = a.split_at_mut((h + 1) * columns);
         let row = &mut done[h * columns + h..];
         let first = row[0];
@@ -744,6 +779,7 @@ fn reflect(a: &mut [f64], n: usize, columns: usize) {
             row[0] = if first < 0.0 { norm } else { -norm };
         }
     }
+    Ok(())
 }
 
 /// `a . b` of short rows, in four interleaved sums.
@@ -794,7 +830,7 @@ mod tests {
                 let given = rows(n, columns, seed, 0.01);
                 let (mut short, mut long) = (given.clone(), given.clone());
                 assert!(factor_of_products(&mut short, n, columns));
-                reflect(&mut long, n, columns);
+                reflect(&mut long, n, columns, None).unwrap();
                 for (i, (s, l)) in short.iter().zip(&long).enumerate() {
                     assert!((s - l).abs() < 1e-12, "entry {i}: {s} {l}");
                     assert!(i % columns <= i / columns || *s == 0.0);
@@ -816,7 +852,7 @@ mod tests {
         let before = given.clone();
         assert!(!factor_of_products(&mut given, n, columns));
         assert_eq!(given, before);
-        lower_triangular(&mut given, n, columns);
+        lower_triangular(&mut given, n, columns, None).unwrap();
         let square: f64 = before[..columns].iter().map(|v| v * v).sum();
         let exact = apart * (1.0 - before[1] * before[1] / square).sqrt();
         assert!((given[columns + 1].abs() - exact).abs() < 1e-6 * exact, "{} {exact}", given[columns + 1]);

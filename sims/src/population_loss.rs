@@ -12,7 +12,7 @@
 //! which is the loss `E[d^T G d]` of `theory/README.md` section 3 at this `D`, exactly in expectation.
 
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Attention, Error, Task, lower_factor};
+use headflow_model::{Attention, Error, Task, Unwatched, Watch, lower_factor};
 use nalgebra::DMatrix;
 
 /// Mean loss of `samples` fresh samples at keys with overlaps `m`, `r` and biases `b`, with its
@@ -30,6 +30,27 @@ pub fn population_loss(
     seed: u64,
     replica: u32,
 ) -> Result<(f64, f64), Error> {
+    population_loss_watched(task, attention, dimension, (m, r, b), samples, seed, replica, &Unwatched)
+}
+
+/// Products of scores between two looks at the watch: some milliseconds.
+const PRODUCTS_BETWEEN_LOOKS: usize = 1 << 22;
+
+/// [`population_loss`], stopping once `watch` interrupts.
+///
+/// # Errors
+/// As [`population_loss`], and [`Error::Interrupted`].
+#[allow(clippy::too_many_arguments)]
+pub fn population_loss_watched(
+    task: &Task,
+    attention: &Attention,
+    dimension: usize,
+    (m, r, b): (&DMatrix<f64>, &DMatrix<f64>, &[f64]),
+    samples: usize,
+    seed: u64,
+    replica: u32,
+    watch: &dyn Watch,
+) -> Result<(f64, f64), Error> {
     let (heads, features, length) = (m.nrows(), m.ncols(), task.length());
     let rows = features + heads;
     let c = lower_factor(&(r - m * m.transpose()), 1e-12 * r.trace())
@@ -42,7 +63,15 @@ pub fn population_loss(
     let (mut scores, mut combined) = (vec![0.0; heads * length], vec![0.0; length]);
     let rest = 1.0 - rows as f64 / dimension as f64;
     let (mut mean, mut square) = (0.0, 0.0);
+    // Between samples, and in long ones between heads.
+    let products = length * rows;
+    let between = (PRODUCTS_BETWEEN_LOOKS / (heads * products)).max(1) as u64;
+    let within = products * heads > PRODUCTS_BETWEEN_LOOKS;
+    let stop = || Error::interrupted("the loss of a simulation");
     for sample in 0..samples as u64 {
+        if sample.is_multiple_of(between) && watch.interrupted() {
+            return Err(stop());
+        }
         stream.uniforms(sample, 1, &mut uniforms);
         sampler.sample(&uniforms, &mut theta);
         stream.normals(sample, 0, 0, &mut values);
@@ -50,6 +79,9 @@ pub fn population_loss(
             *x += *theta as f32;
         }
         for h in 0..heads {
+            if within && watch.interrupted() {
+                return Err(stop());
+            }
             for (l, value) in values.chunks_exact(rows).enumerate() {
                 let along = (0..features).map(|f| m[(h, f)] * f64::from(value[f])).sum::<f64>();
                 let outside = (0..=h).map(|j| c[(h, j)] * f64::from(value[features + j])).sum::<f64>();

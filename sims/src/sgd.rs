@@ -4,7 +4,7 @@
 //! k_h <- k_h - (eta / B) sum_{samples, l} g_hl X_l,    eta = gamma / D,    tau = gamma steps / D
 //! ```
 
-use headflow_model::{Attention, Error, OrderParameters, Task};
+use headflow_model::{Attention, Error, OrderParameters, Task, Watch};
 use serde::{Deserialize, Serialize};
 
 use crate::kernels;
@@ -116,7 +116,33 @@ pub struct Diverged {
     pub step: u64,
 }
 
+/// Why a replica took no step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Halt {
+    /// It diverges.
+    Diverged(Diverged),
+    /// Whoever watches asked it to stop.
+    Interrupted,
+}
+
+/// [`Halt::Interrupted`] if `watch`, where there is one, interrupts.
+#[inline(always)]
+pub(crate) fn look(watch: Option<&dyn Watch>) -> Result<(), Halt> {
+    match watch {
+        Some(watch) if watch.interrupted() => Err(Halt::Interrupted),
+        _ => Ok(()),
+    }
+}
+
+/// Random numbers drawn between two looks at the watch: about ten milliseconds. Steps that take more look on the way.
+pub(crate) const NUMBERS_BETWEEN_LOOKS: usize = 1 << 23;
+
 impl Sgd {
+    /// Whether a step takes so long that it must look at the watch on the way.
+    pub(crate) fn steps_are_long(&self, heads: usize) -> bool {
+        self.numbers_per_step(heads).max(self.replica_bytes(heads)) > NUMBERS_BETWEEN_LOOKS
+    }
+
     /// Checks the parameters against each other and the start.
     ///
     /// # Errors

@@ -1,18 +1,17 @@
 //! `headflow bayes`: the Bayes risk, its check, and the floors of the activations.
 
-use headflow::folder::RunFolder;
 use headflow::model::{Activation, Attention, Error};
 use headflow::spec::Spec;
 use headflow::theory::bayes::bayes_risk;
 use headflow::theory::floor::{floor, symmetric_part};
 use serde_json::{Map, Value, json};
 
-use super::{Clock, document, print};
+use super::{Clock, document, print, wanted_folder};
 use crate::cli::Request;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let folder = request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "bayes", request.force)).transpose()?;
+    let folder = wanted_folder(request, "bayes")?;
     let task = spec.task()?;
     let found = bayes_risk(&task, spec.tolerance.unwrap_or(1e-10))?;
     let mut text = format!("{:<28} {:.12}\n", "Bayes risk 1 - E[p_eps]", found.risk);

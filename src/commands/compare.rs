@@ -12,8 +12,9 @@ use headflow::theory::flow::{Flow, Options, Statistics};
 use serde_json::json;
 
 use super::simulate::{last_finite, replicas, route_name, series, simulate};
-use super::{Clock, document, drawn, ensemble_route, exit_code, flow, print, theory_route};
+use super::{Clock, document, drawn, ensemble_route, exit_code, flow, folder, print, theory_route};
 use crate::cli::Request;
+use crate::progress::{interrupted, writing, writing_result};
 
 /// Theory for one dimension: one flow for all replicas, or one for each, with their mean.
 struct Prediction {
@@ -22,6 +23,8 @@ struct Prediction {
     estimate: Estimate,
     trace: Vec<(f64, f64)>,
     trace_error: Vec<f64>,
+    /// Whether flows are missing.
+    interrupted: bool,
 }
 
 impl Prediction {
@@ -41,7 +44,7 @@ impl Prediction {
             None => return Err(Error::invalid("scrambles", "there must be at least one")),
         };
         let trace_error = trace.iter().map(|(_, error)| *error).collect();
-        Ok(Self { name, flows, estimate, trace, trace_error })
+        Ok(Self { name, flows, estimate, trace, trace_error, interrupted: false })
     }
 
     fn trajectories(&self) -> Vec<&Trajectory> {
@@ -53,7 +56,8 @@ impl Prediction {
     }
 
     fn stop(&self) -> StopReason {
-        first_failure(self.flows.iter().map(|f| &f.stop))
+        let missing = self.interrupted.then_some(StopReason::Interrupted { time: 0.0 });
+        first_failure(self.flows.iter().map(|f| &f.stop).chain(&missing))
     }
 
     /// The document's entry: the average, and what all flows cost.
@@ -127,6 +131,9 @@ pub fn compare(
             Start::Random { .. } => {
                 let sgd = spec.sgd(dimension, engines[0])?;
                 let points = (0..spec.replicas).map(|index| {
+                    if interrupted() {
+                        return Err(Error::interrupted("compare"));
+                    }
                     let (m, r, b) = Replica::new(&sgd, &start, index)?.overlaps();
                     OrderParameters::new(m, r, b)
                 });
@@ -137,7 +144,7 @@ pub fn compare(
         .collect::<Result<_, Error>>()?;
     let (points, options) = (spec.evaluators()?, spec.flow_options());
     let predictions = predict(spec, &points, &options, &starts, &dimensions, quiet, label)?;
-    let mut stop = first_failure(predictions.iter().flat_map(|p| p.flows.iter().map(|f| &f.stop)));
+    let mut stop = first_failure(predictions.iter().map(Prediction::stop).collect::<Vec<_>>().iter());
     let mut parties: Vec<Party> = Vec::new();
     for &engine in engines {
         let mut party = Party { engine, ensembles: Vec::new() };
@@ -146,9 +153,15 @@ pub fn compare(
                 let sgd = spec.sgd(dimension, engine)?;
                 // Direct SGD draws its random keys itself: overlaps alone would lose their digits.
                 let start = if engine == Engine::Direct { &start } else { own };
-                let ensemble = simulate(spec, &sgd, start, quiet)?;
-                stop = first_failure(std::iter::once(&ensemble.stop));
-                party.ensembles.push((sgd, ensemble));
+                match simulate(spec, &sgd, start, quiet) {
+                    Ok(ensemble) => {
+                        stop = first_failure(std::iter::once(&ensemble.stop));
+                        party.ensembles.push((sgd, ensemble));
+                    }
+                    // Before it had recorded anything: what others have is kept.
+                    Err(Error::Interrupted { .. }) => stop = StopReason::Interrupted { time: 0.0 },
+                    Err(error) => return Err(error),
+                }
             }
         }
         parties.push(party);
@@ -159,6 +172,7 @@ pub fn compare(
     let simulated = || parties.iter().flat_map(|party| &party.ensembles);
     all.extend(simulated().flat_map(|(sgd, e)| series(&route_name(sgd), e)));
     let arrays: Vec<_> = simulated().map(|(sgd, e)| replicas(&route_name(sgd), e)).collect();
+    let _writing = writing();
     folder.write_series(&all, &arrays)?;
     let routes: Vec<_> = predictions
         .iter()
@@ -237,19 +251,37 @@ fn predict(
     if let Some(Start::Given(point)) = starts.first() {
         return Ok(vec![Prediction::new("theory".into(), vec![solve(point, label)?])?]);
     }
-    dimensions
-        .iter()
-        .zip(starts)
-        .map(|(dimension, start)| {
-            let own: &[OrderParameters] = if let Start::Each(own) = start { own } else { &[] };
-            let flows = own
-                .iter()
-                .enumerate()
-                .map(|(index, point)| solve(point, &format!("{label} {}/{}", index + 1, spec.replicas)))
-                .collect::<Result<_, Error>>()?;
-            Prediction::new(format!("theory D={dimension}"), flows)
-        })
-        .collect()
+    let mut predictions: Vec<Prediction> = Vec::new();
+    for (dimension, start) in dimensions.iter().zip(starts) {
+        let own: &[OrderParameters] = if let Start::Each(own) = start { own } else { &[] };
+        let (mut flows, mut interrupted) = (Vec::new(), false);
+        for (index, point) in own.iter().enumerate() {
+            match solve(point, &format!("{label} {}/{}", index + 1, spec.replicas)) {
+                Ok(flow) => {
+                    interrupted = matches!(flow.stop, StopReason::Interrupted { .. });
+                    // One that was broken off would cut the mean short.
+                    if !interrupted || flows.is_empty() {
+                        flows.push(flow);
+                    }
+                }
+                // Before it had recorded anything: what others have is kept.
+                Err(Error::Interrupted { .. }) if !(flows.is_empty() && predictions.is_empty()) => interrupted = true,
+                Err(error) => return Err(error),
+            }
+            if interrupted {
+                break;
+            }
+        }
+        if !flows.is_empty() {
+            predictions.push(Prediction { interrupted, ..Prediction::new(format!("theory D={dimension}"), flows)? });
+        } else if let Some(last) = predictions.last_mut() {
+            last.interrupted = true;
+        }
+        if predictions.last().is_some_and(|last| last.interrupted) {
+            break;
+        }
+    }
+    Ok(predictions)
 }
 
 fn first_failure<'a>(mut reasons: impl Iterator<Item = &'a StopReason>) -> StopReason {
@@ -313,9 +345,11 @@ pub fn code(comparison: &Comparison) -> u8 {
 }
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
-    let mut folder = RunFolder::prepare(request.out.as_deref(), "compare", request.force)?;
+    let mut folder = folder(request, "compare")?;
     let (comparison, result) = compare(spec, &mut folder, request.quiet, "theory")?;
+    let writing = writing_result();
     let figure = drawn(folder.path(), &result);
+    drop(writing);
     let text = format!("{}{}: result.json, series.csv, series.npz{figure}\n", comparison.text, folder.path().display());
     print(request, &result, &text);
     Ok(code(&comparison))

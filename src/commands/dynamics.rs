@@ -11,7 +11,7 @@ use headflow::sims::first_passage::{Target, first_passage};
 use headflow::sims::sgd::Engine;
 use headflow::spec::{Initial, Purpose, Spec, overlay};
 use headflow::theory::escape::{Escape, Rates, departure};
-use headflow::theory::moments::Coordinates;
+use headflow::theory::moments::{Coordinates, Watched};
 use headflow::theory::stability::{Kind, Mode, Stability, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
 use nalgebra::DMatrix;
@@ -21,9 +21,9 @@ use super::figure::{failed, finish};
 use super::flow::integrate;
 use super::simulate::{replicas, route_name, series, simulate};
 use super::stages::entry;
-use super::{Clock, document, ensemble_route, exit_code, made, say, theory_route};
+use super::{Clock, document, ensemble_route, exit_code, folder, made, say, theory_route};
 use crate::cli::Request;
-use crate::progress::{Interruptible, Progress};
+use crate::progress::{Interruptible, Progress, writing, writing_result};
 
 /// Fields that a figure starts from, where it has its own, and what its spec is completed for.
 pub fn defaults(figure: &str) -> Option<(Value, Purpose)> {
@@ -83,7 +83,7 @@ pub enum Place {
 pub fn place(request: &Request, name: &str) -> Result<Place, Error> {
     Ok(match &request.from {
         Some(from) => Place::There(from.clone()),
-        None => Place::New(RunFolder::prepare(request.out.as_deref(), name, request.force)?),
+        None => Place::New(folder(request, name)?),
     })
 }
 
@@ -100,7 +100,9 @@ pub fn draw(request: &Request, spec: &Spec, clock: &Clock, from: &Path, figure: 
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| from.into()) } else { from.into() };
     made(&out)?;
     let name = request.figure.as_deref().unwrap_or_default();
+    let writing = writing();
     let files = figure(from, &out.join(name)).map_err(failed)?;
+    drop(writing);
     finish(request, spec, clock, &out, &files, json!({}))
 }
 
@@ -185,19 +187,21 @@ pub fn escape(request: &Request) -> Result<u8, Error> {
         Place::New(mut folder) => {
             let curves = escape_curves(&spec, request.quiet)?;
             if Interruptible.interrupted() {
-                return Err(Error::interrupted("figure"));
+                return Err(Error::interrupted("figure escape"));
             }
             let text: String = curves.iter().map(Curve::text).collect();
             let escape = json!({
                 "curves": curves.iter().map(Curve::json).collect::<Vec<_>>(),
                 "threshold_label": format!("left: norm of m_h − mean m over heads = {} sd θ", spec.on),
             });
+            let writing = writing_result();
             folder.write_document(&document(
                 "figure",
                 &spec,
                 &clock,
                 json!({"figure": "escape", "escape": escape}),
             )?)?;
+            drop(writing);
             if !request.quiet && !request.json {
                 say(&text);
             }
@@ -224,6 +228,7 @@ fn escape_curves(spec: &Spec, quiet: bool) -> Result<Vec<Curve>, Error> {
         return wrong("replicas", "escape needs 2 replicas for an error, and 2 heads to come apart");
     }
     let evaluators = spec.evaluators()?;
+    let evaluators = Watched::all(&evaluators, &Interruptible);
     let noise = spec.gamma / spec.batch as f64;
     let second = spec.theta.second_moment();
     let features = spec.theta.features();
@@ -273,7 +278,7 @@ fn escape_curves(spec: &Spec, quiet: bool) -> Result<Vec<Curve>, Error> {
     let sd: Vec<f64> = (0..mean.len()).map(|f| second[(f, f)].sqrt()).collect();
     let pushed = Spec { theta: Theta::Gaussian { mean, sd: Some(sd), cov: None }, ..spec.clone() };
     let points = pushed.evaluators()?;
-    let goal = unspecialised(&points[..1], noise)?.m[(0, feature)];
+    let goal = unspecialised(&Watched::all(&points[..1], &Interruptible), noise)?.m[(0, feature)];
     let together = |m: &DMatrix<f64>| m.column(feature).mean().max(0.0);
     let label = format!("{}: unspecialised phase", in_words(&pushed.theta));
     let phase = measured(&pushed, &label, &together, 0.5 * goal.abs(), quiet)?;
@@ -345,7 +350,7 @@ pub fn hierarchy(request: &Request) -> Result<u8, Error> {
             let evaluators = spec.evaluators()?;
             let flow = integrate(&evaluators[..1], &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
             if !flow.stop.as_requested() {
-                return Err(Error::invalid("flow", flow.stop.describe()));
+                return Err(flow.stop.error("flow"));
             }
             let path = &flow.estimate.mean;
             let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
@@ -369,6 +374,7 @@ pub fn hierarchy(request: &Request) -> Result<u8, Error> {
             let name = route_name(&sgd);
             let mut all = vec![Series::of_estimate("theory", &flow.estimate, &flow.trace)];
             all.extend(series(&name, &ensemble));
+            let writing = writing_result();
             folder.write_series(&all, &[replicas(&name, &ensemble)])?;
             let mut entries = vec![entry("theory", &found)];
             if let Some(run) = ensemble.runs.first()
@@ -385,6 +391,7 @@ pub fn hierarchy(request: &Request) -> Result<u8, Error> {
                 "figure": "hierarchy", "stop": ensemble.stop, "routes": routes, "stages": entries, "predicted": predicted,
             });
             folder.write_document(&document("figure", &spec, &clock, rest)?)?;
+            drop(writing);
             if !request.quiet && !request.json {
                 say(&text);
             }
@@ -407,7 +414,7 @@ pub fn spectrum(request: &Request) -> Result<u8, Error> {
             let progress = Progress::new("spectrum", path.times.len() as u64, false, request.quiet);
             let (mut rates, mut kinds): (Vec<Vec<Option<f64>>>, Vec<Vec<Kind>>) = Default::default();
             if !flow.stop.as_requested() {
-                return Err(Error::invalid("flow", flow.stop.describe()));
+                return Err(flow.stop.error("flow"));
             }
             for t in 0..path.times.len() {
                 let point = OrderParameters::new(path.m(t), path.r(t), path.b(t))?;
@@ -427,6 +434,7 @@ pub fn spectrum(request: &Request) -> Result<u8, Error> {
                 .map(|found| entry("theory", &found))
                 .into_iter()
                 .collect();
+            let _writing = writing_result();
             folder.write_series(&[Series::of_estimate("theory", &flow.estimate, &flow.trace)], &[])?;
             let rest = json!({
                 "figure": "spectrum", "stop": flow.stop,

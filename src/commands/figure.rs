@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use headflow::figures::{self, ResultFolder};
-use headflow::folder::RunFolder;
 use headflow::model::{Activation, Error};
 use headflow::spec::{Purpose, Spec};
 use serde_json::{Map, Value, json};
 
 use super::compare::{code, compare};
-use super::{Clock, document, made, names, print, say};
+use super::{Clock, document, folder, made, names, prepared, print, say};
 use super::{dynamics, prune};
 use crate::cli::Request;
+use crate::progress::writing;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     if let (Some(_), Some(name)) = (&request.from, request.fields.keys().next()) {
@@ -28,7 +28,10 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
 }
 
 pub fn failed(error: figures::Error) -> Error {
-    Error::unreadable("figure", error)
+    match error {
+        figures::Error::Unwritable { path, source } => Error::unwritable(path.display().to_string(), source),
+        other => Error::unreadable("figure", other),
+    }
 }
 
 fn comparison(request: &Request, spec: &Spec) -> Result<u8, Error> {
@@ -73,7 +76,7 @@ fn specialization(request: &Request, spec: &Spec) -> Result<u8, Error> {
 
 /// One comparison for each activation, in folders of that name.
 fn compute(request: &Request, spec: &Spec, clock: &Clock) -> Result<(PathBuf, u8), Error> {
-    let mut outer = RunFolder::prepare(request.out.as_deref(), "specialization", request.force)?;
+    let mut outer = folder(request, "specialization")?;
     let root = outer.path().to_path_buf();
     let mut worst = 0;
     let mut outcomes = Map::new();
@@ -82,7 +85,7 @@ fn compute(request: &Request, spec: &Spec, clock: &Clock) -> Result<(PathBuf, u8
         fields.insert("attention".into(), json!(activation.name()));
         let spec = Spec::from_map(&fields)?.complete(Purpose::Compare)?;
         let path = root.join(activation.name());
-        let mut folder = RunFolder::prepare(Some(&path), "compare", request.force)?;
+        let mut folder = prepared(Some(&path), "compare", request.force)?;
         let (comparison, _) = compare(&spec, &mut folder, request.quiet, activation.name())?;
         if !request.quiet && !request.json {
             say(&format!("{}: {:?}: {}\n", activation.name(), comparison.outcome, comparison.summary));
@@ -94,6 +97,7 @@ fn compute(request: &Request, spec: &Spec, clock: &Clock) -> Result<(PathBuf, u8
             return Ok((root, worst));
         }
     }
+    let _writing = writing();
     outer.write_document(&document(
         "figure",
         spec,

@@ -1,13 +1,12 @@
 //! `headflow loss`: the population loss and its parts at a point.
 
-use headflow::folder::RunFolder;
 use headflow::model::{Error, mean_and_error};
 use headflow::spec::{EvaluatorKind, Spec};
 use headflow::theory::moments::{Coordinates, Evaluator, Loss};
 use headflow::theory::quasi_monte_carlo::QuasiMonteCarlo;
 use serde_json::{Map, Value, json};
 
-use super::{Clock, document, print};
+use super::{Clock, document, print, wanted_folder};
 use crate::cli::Request;
 
 /// A number of the document: its name, that of its standard error, and where it is found.
@@ -21,7 +20,7 @@ const PARTS: [Part; 3] = [
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let folder = request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "loss", request.force)).transpose()?;
+    let folder = wanted_folder(request, "loss")?;
     let at = Coordinates::of(&spec.point()?, &spec.attention());
     let (mut values, mut text) = match spec.evaluator {
         Some(EvaluatorKind::Quadrature) => exact(spec, &at)?,

@@ -20,7 +20,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use headflow::cost;
 use headflow::figures;
-use headflow::folder::to_text;
+use headflow::folder::{RunFolder, to_text};
 use headflow::model::{Error, Estimate, Quantity, StopReason, Trajectory};
 use headflow::sims::ensemble::Ensemble;
 use headflow::spec::{Purpose, Spec, nearest};
@@ -29,6 +29,7 @@ use headflow::theory::flow::Statistics;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{FIGURES, Request};
+use crate::progress::remove_if_empty;
 
 /// Runs the requested command; the answer is the exit code.
 pub fn run(request: &Request) -> Result<u8, Error> {
@@ -87,6 +88,33 @@ pub fn run(request: &Request) -> Result<u8, Error> {
         "optimum" => optimum::run(request, &spec),
         _ => figure::run(request, &spec),
     }
+}
+
+/// What a request is called when it is interrupted, and whether it then keeps what it has recorded.
+pub fn interrupted(request: &Request) -> (String, bool) {
+    match (request.command.as_str(), request.figure.as_deref().unwrap_or_default()) {
+        ("figure", name) => (
+            format!("figure {name}"),
+            ["specialization", "hierarchy"].contains(&name) || phase::FIGURES.contains(&name),
+        ),
+        (command, _) => (command.into(), ["flow", "simulate", "compare", "phase"].contains(&command)),
+    }
+}
+
+/// The folder of a run: a new one unless `--out` names it.
+fn folder(request: &Request, name: &str) -> Result<RunFolder, Error> {
+    prepared(request.out.as_deref(), name, request.force)
+}
+
+/// The folder of a run that writes only where it is told to.
+fn wanted_folder(request: &Request, name: &str) -> Result<Option<RunFolder>, Error> {
+    request.out.as_ref().map(|_| folder(request, name)).transpose()
+}
+
+fn prepared(out: Option<&Path>, name: &str, force: bool) -> Result<RunFolder, Error> {
+    let folder = RunFolder::prepare(out, name, force)?;
+    remove_if_empty(folder.made());
+    Ok(folder)
 }
 
 fn print_spec(spec: &Spec) -> Result<u8, Error> {
@@ -295,8 +323,7 @@ fn illustrated(path: &Path, draw: impl FnOnce() -> Result<Vec<PathBuf>, figures:
 
 /// Makes the folder of figures that are drawn from results.
 fn made(out: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(out)
-        .map_err(|e| Error::unreadable(out.display().to_string(), format!("cannot be written: {e}")))
+    std::fs::create_dir_all(out).map_err(|e| Error::unwritable(out.display().to_string(), e))
 }
 
 fn names(folder: &Path, files: &[PathBuf]) -> String {

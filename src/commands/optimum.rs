@@ -1,6 +1,5 @@
 //! `headflow optimum`: the lowest population loss over keys and trained biases.
 
-use headflow::folder::RunFolder;
 use headflow::model::Error;
 use headflow::phase::lowest;
 use headflow::spec::{Spec, rows};
@@ -9,14 +8,13 @@ use headflow::theory::floor::floor;
 use headflow::theory::optimum::Minimum;
 use serde_json::{Value, json};
 
-use super::{Clock, document, missed, print};
+use super::{Clock, document, missed, print, wanted_folder};
 use crate::cli::Request;
-use crate::progress::Progress;
+use crate::progress::{Progress, writing_result};
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let folder =
-        request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "optimum", request.force)).transpose()?;
+    let folder = wanted_folder(request, "optimum")?;
     let (task, attention, heads) = (spec.task()?, spec.attention(), spec.head_count());
     let evaluators = spec.evaluators()?;
     let progress = Progress::new("optimum", spec.starts.unwrap_or(1) as u64, false, request.quiet);
@@ -61,6 +59,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     values["evaluations"] = json!(found.evaluations);
     let result = document("optimum", spec, &clock, values)?;
     if let Some(mut folder) = folder {
+        let _writing = writing_result();
         folder.write_document(&result)?;
         text += &format!("{}: result.json\n", folder.path().display());
     }

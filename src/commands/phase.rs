@@ -11,15 +11,15 @@ use headflow::phase::{Axis, Cells, Quantity, fill, map_document, measure, saved,
 use headflow::spec::{Purpose, Spec};
 use headflow::theory::bayes::best_bayes_risk;
 use headflow::theory::floor::floor;
-use headflow::theory::moments::{Coordinates, Evaluator};
+use headflow::theory::moments::{Coordinates, Evaluator, Watched};
 use headflow::theory::quadrature::Quadrature;
 use headflow::theory::stability::rate_along;
 use nalgebra::DMatrix;
 use serde_json::{Map, Value, json};
 
-use super::{Clock, document, illustrated, made, print};
+use super::{Clock, document, folder, illustrated, made, prepared, print};
 use crate::cli::Request;
-use crate::progress::{Interruptible, Progress, interrupted};
+use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, writing, writing_result};
 
 /// What one cell computes: a spec and a quantity of it, or a number of its own.
 type Cell = dyn Fn(usize, usize) -> Result<f64, Error> + Sync;
@@ -112,14 +112,26 @@ fn compute(
         }
         Err(Error::invalid("phase", "there is no such cell"))
     };
-    let mut keep = |cells: &Cells| folder.write_text(CHECKPOINT, &to_save(request, cells));
+    let go_on = go_on(folder.path());
+    let mut keep = |cells: &Cells| {
+        let _writing = writing();
+        folder.write_text(CHECKPOINT, &to_save(request, cells))?;
+        if interrupted() {
+            all_is_kept(&go_on);
+        }
+        Ok(())
+    };
     fill(&mut cells, &cell, &progress, &mut keep)?;
     drop(progress);
     if cells.missing() > 0 {
-        folder.write_text(CHECKPOINT, &to_save(request, &cells))?;
         return Ok(End::Interrupted);
     }
     Ok(End::Done(cells))
+}
+
+/// What an interrupted run says.
+fn go_on(folder: &Path) -> String {
+    format!("interrupted; to go on, give the same command line with --resume {}", folder.display())
 }
 
 /// The folder of a run, and what a resumed one holds.
@@ -129,21 +141,20 @@ fn place(request: &Request, own: &Value, name: &str) -> Result<(RunFolder, Optio
             if request.out.is_some() {
                 return Err(Error::invalid("out", "a resumed run goes on in its own folder; leave --out away"));
             }
-            let (saved_request, cells) = saved(&folder.join(CHECKPOINT))?;
+            let checkpoint = folder.join(CHECKPOINT);
+            saved(&checkpoint)?;
+            // Ours before it is read for good: another process may be going on with it.
+            let prepared = prepared(Some(folder), name, true)?;
+            let (saved_request, cells) = saved(&checkpoint)?;
             if saved_request != *own {
                 return Err(Error::unreadable(
                     folder.join(CHECKPOINT).display().to_string(),
                     "belongs to another request: resume it with the command line that began it",
                 ));
             }
-            Ok((RunFolder::prepare(Some(folder), name, true)?, Some(cells)))
+            Ok((prepared, Some(cells)))
         }
-        None => {
-            let mut folder = RunFolder::prepare(request.out.as_deref(), name, request.force)?;
-            // Of an older run that --force drops.
-            folder.remove(CHECKPOINT)?;
-            Ok((folder, None))
-        }
+        None => Ok((folder(request, name)?, None)),
     }
 }
 
@@ -189,10 +200,7 @@ fn diagram(
     let all = match compute(panels, own, &mut folder, from, request.quiet || request.json)? {
         End::Done(cells) => split(panels, &cells),
         End::Interrupted => {
-            eprintln!(
-                "headflow: interrupted; to go on, give the same command line with --resume {}",
-                folder.path().display()
-            );
+            eprintln!("headflow: {}", go_on(folder.path()));
             return Ok(130);
         }
     };
@@ -206,10 +214,12 @@ fn diagram(
         }
     }
     let result = document(command, spec, &clock, values)?;
+    let writing = writing_result();
     folder.write_document(&result)?;
     folder.remove(CHECKPOINT)?;
     let path = folder.path().to_path_buf();
     let files = illustrated(&path, || figure(&path, &path.join(name)));
+    drop(writing);
     let count: usize = panels.iter().map(Panel::len).sum();
     let text = format!(
         "{count} cells in {:.1} s ({:.1} ms each)\n{}: result.json{files}\n",
@@ -540,6 +550,7 @@ fn split_rate(length: usize, signal: f64, ratio: f64) -> Result<f64, Error> {
     // Pairs of equal heads have the loss of single ones.
     let one = Task::new(length, Theta::Flip { nu: vec![signal] })?;
     let pair = Quadrature::new(&one, 2, attention, 1e-8)?;
+    let pair = Watched::new(&pair, &Interruptible);
     // The descent that the flow makes from small keys, in one coordinate.
     let slope = |kappa: f64| -> Result<f64, Error> {
         let at = Coordinates {
@@ -552,7 +563,10 @@ fn split_rate(length: usize, signal: f64, ratio: f64) -> Result<f64, Error> {
     let (mut low, mut high) = (0.05, 0.1);
     while slope(high)? < 0.0 {
         (low, high) = (high, high * 1.3);
-        if high > 40.0 || interrupted() {
+        if interrupted() {
+            return Err(Error::interrupted("stages"));
+        }
+        if high > 40.0 {
             return Err(Error::invalid("stages", format!("no plateau at L = {length}, nu = {signal}")));
         }
     }
@@ -566,7 +580,7 @@ fn split_rate(length: usize, signal: f64, ratio: f64) -> Result<f64, Error> {
     let m = DMatrix::from_row_slice(4, 2, &[kappa, 0.0, kappa, 0.0, -kappa, 0.0, -kappa, 0.0]);
     let at = Coordinates { m, c: DMatrix::zeros(4, 4), b: vec![0.0; 4] };
     let split = DMatrix::from_row_slice(4, 2, &[0.0, 1.0, 0.0, -1.0, 0.0, 1.0, 0.0, -1.0]);
-    Ok(rate_along(&quadrature, &at, &split) * length as f64)
+    Ok(rate_along(&Watched::new(&quadrature, &Interruptible), &at, &split) * length as f64)
 }
 
 /// The maps of `stages`: whether the rate is positive, with its zero in each row, and `sqrt(2 ln L)`.

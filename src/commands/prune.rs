@@ -9,7 +9,6 @@
 //! `1 / D` (`theory/README.md` section 18).
 
 use headflow::figures;
-use headflow::folder::RunFolder;
 use headflow::model::series::Series;
 use headflow::model::{
     Activation, Attention, Error, Estimate, OrderParameters, StopReason, Trajectory, mean_and_error,
@@ -28,9 +27,9 @@ use serde_json::{Value, json};
 
 use super::dynamics::{Place, completed, draw, own, place};
 use super::simulate::{route_name, series, simulate};
-use super::{Clock, document, drawn, ensemble_route, print, say, theory_route};
+use super::{Clock, document, drawn, ensemble_route, folder, print, say, theory_route};
 use crate::cli::Request;
-use crate::progress::Progress;
+use crate::progress::{Interruptible, Progress, writing_result};
 
 /// The losses of one trained system with any set of its heads.
 enum Losses {
@@ -56,7 +55,7 @@ impl Losses {
             Self::Pairs(moments) => Ok(moments.loss(kept).value()),
             Self::Sets(quadratures, point, attention) => {
                 let at = Coordinates::of(&point.kept(kept)?, attention);
-                Ok(quadratures[kept.len() - 1].evaluate(&at, false).loss.value())
+                Ok(quadratures[kept.len() - 1].evaluate_watched(&at, false, &Interruptible).loss.value())
             }
         }
     }
@@ -95,7 +94,7 @@ fn simulated(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
     let sgd = spec.sgd(dimension, spec.engines()[0])?;
     let ensemble = simulate(spec, &sgd, &spec.simulation_start()?, quiet)?;
     if !ensemble.stop.as_requested() {
-        return Err(Error::invalid("simulation", ensemble.stop.describe()));
+        return Err(ensemble.stop.error("simulation"));
     }
     let route = route_name(&sgd);
     let paths: Vec<Trajectory> = ensemble.runs.iter().map(|run| run.trajectory.clone()).collect();
@@ -142,7 +141,7 @@ fn flows(spec: &Spec, quiet: bool) -> Result<Trained, Error> {
             .map(|start| flow::solve(&set, start, &options, &progress))
             .collect::<Result<_, Error>>()?;
         if let Some(failed) = solved.iter().find(|s| !s.stop.as_requested()) {
-            return Err(Error::invalid("flow", failed.stop.describe()));
+            return Err(failed.stop.error("flow"));
         }
         solutions.extend(solved);
     }
@@ -328,12 +327,13 @@ fn heading(trained: &Trained) -> String {
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let mut folder = RunFolder::prepare(request.out.as_deref(), "prune", request.force)?;
+    let mut folder = folder(request, "prune")?;
     // What cannot be had is said before the training.
     Quadrature::new(&spec.task()?, spec.head_count(), spec.attention(), spec.tolerance.unwrap_or(PRUNE_TOLERANCE))?;
     let trained = train(spec, request.quiet)?;
     let all = pruned(spec, &trained.systems, request.quiet)?;
     let pruning = entry(spec, &trained, &all);
+    let writing = writing_result();
     let files = if trained.series.is_empty() {
         "result.json"
     } else {
@@ -346,6 +346,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let result = document("prune", spec, &clock, rest)?;
     folder.write_document(&result)?;
     let figure = drawn(folder.path(), &result);
+    drop(writing);
     let text = format!("{}{}{}: {files}{figure}\n", heading(&trained), table(spec, &all), folder.path().display());
     print(request, &result, &text);
     Ok(0)
@@ -437,6 +438,7 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
                 }));
             }
             let rest = json!({"figure": "pruning", "pruning": drawn_panels});
+            let _writing = writing_result();
             folder.write_document(&document("figure", &spec, &clock, rest)?)?;
             folder.path().to_path_buf()
         }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use headflow::folder::{CHECKPOINT, Replicas, RunFolder};
+use headflow::folder::{CHECKPOINT, Replicas};
 use headflow::model::series::Series;
 use headflow::model::{Error, StopReason};
 use headflow::sims::ensemble::{self, Checkpoint, Ensemble, Keep};
@@ -13,9 +13,9 @@ use headflow::spec::{FIELDS, Purpose, Spec, overlay};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Clock, document, drawn, ensemble_route, exit_code, last_state, print};
+use super::{Clock, document, drawn, ensemble_route, exit_code, folder, last_state, prepared, print};
 use crate::cli::Request;
-use crate::progress::Progress;
+use crate::progress::{Progress, writing, writing_result};
 
 /// Time between two checkpoints.
 const BETWEEN_CHECKPOINTS: Duration = Duration::from_secs(20);
@@ -147,28 +147,25 @@ fn read(folder: &Path, request: &Request) -> Result<(Spec, Checkpoint), Error> {
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let (spec, from) = match &request.resume {
-        Some(folder) => {
+    let (spec, from, resumed) = match &request.resume {
+        Some(path) => {
             if request.out.is_some() {
                 return Err(Error::invalid("out", "a resumed run goes on in its own folder; leave --out away"));
             }
-            let (spec, checkpoint) = read(folder, request)?;
-            (spec, Some(checkpoint))
+            // Ours before it is read: another process may be going on with it.
+            let folder = prepared(Some(path), "simulate", true)?;
+            let (spec, checkpoint) = read(path, request)?;
+            (spec, Some(checkpoint), Some(folder))
         }
-        None => (spec.clone(), None),
+        None => (spec.clone(), None, None),
     };
     let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;
     let engine = spec.engines()[0];
     let (sgd, start) = (spec.sgd(dimension, engine)?, spec.simulation_start()?);
     sgd.validate(&start)?;
-    let mut folder = match &request.resume {
-        Some(folder) => RunFolder::prepare(Some(folder), "simulate", true)?,
-        None => {
-            let mut folder = RunFolder::prepare(request.out.as_deref(), "simulate", request.force)?;
-            // Of an older run that --force drops.
-            folder.remove(CHECKPOINT)?;
-            folder
-        }
+    let mut folder = match resumed {
+        Some(folder) => folder,
+        None => folder(request, "simulate")?,
     };
     let own = serde_json::to_value(&spec).map_err(|e| Error::unreadable("spec", e))?;
     let saved = |checkpoint: Checkpoint| {
@@ -188,6 +185,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         from.as_ref(),
         &mut |make| {
             if last.elapsed() >= BETWEEN_CHECKPOINTS {
+                let _writing = writing();
                 folder.write_text(CHECKPOINT, &saved(make())?)?;
                 last = Instant::now();
             }
@@ -195,22 +193,25 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         },
         request.quiet,
     )?;
-    let resumable = match &ensemble.unfinished {
-        Some(checkpoint) => {
-            folder.write_text(CHECKPOINT, &saved(checkpoint.clone())?)?;
-            format!("to go on: headflow simulate --resume {}\n", folder.path().display())
-        }
-        None => {
-            folder.remove(CHECKPOINT)?;
-            String::new()
-        }
-    };
+    let writing = writing_result();
+    if let Some(checkpoint) = &ensemble.unfinished {
+        folder.write_text(CHECKPOINT, &saved(checkpoint.clone())?)?;
+    }
     let name = route_name(&sgd);
     folder.write_series(&series(&name, &ensemble), &[replicas(&name, &ensemble)])?;
     let route = ensemble_route(&name, dimension, &ensemble);
     let result = document("simulate", &spec, &clock, json!({"stop": ensemble.stop, "routes": [route]}))?;
     folder.write_document(&result)?;
+    let resumable = match &ensemble.unfinished {
+        Some(_) => format!("to go on: headflow simulate --resume {}\n", folder.path().display()),
+        None => {
+            // Not before the result is on the disk.
+            folder.remove(CHECKPOINT)?;
+            String::new()
+        }
+    };
     let figure = drawn(folder.path(), &result);
+    drop(writing);
     let text = format!(
         "{}{}\n{}{} steps in {:.2} s ({:.0} steps/s)\n{}: result.json, series.csv, series.npz{figure}\n{resumable}",
         last_state(&ensemble.estimate.mean, ensemble.estimate.standard_error.as_ref()),

@@ -1,19 +1,18 @@
 //! `headflow stability`: growth rates at stationary points, what grows, and when it leaves.
 
-use headflow::folder::RunFolder;
 use headflow::model::{Activation, Bias, Error, Watch};
 use headflow::spec::{At, Spec, rows};
 use headflow::theory::escape::{Escape, Rates, departure};
 use headflow::theory::evaluators::Averages;
-use headflow::theory::moments::Coordinates;
+use headflow::theory::moments::{Coordinates, Watched};
 use headflow::theory::stability::{Stability, check_stationary, linearise, unspecialised, zero};
 use headflow::theory::stages::stages;
 use serde_json::{Value, json};
 
 use super::flow::integrate;
-use super::{Clock, document, print};
+use super::{Clock, document, print, wanted_folder};
 use crate::cli::Request;
-use crate::progress::{Interruptible, Progress};
+use crate::progress::{Interruptible, Progress, writing_result};
 
 /// Dimensions for which escape times are told, unless the spec names some.
 const DIMENSIONS: [usize; 3] = [100, 10_000, 1_000_000];
@@ -21,6 +20,9 @@ const DIMENSIONS: [usize; 3] = [100, 10_000, 1_000_000];
 /// Strength, in units of `1 / sqrt(E theta_f^2)`, at which a mode has left: small, so that growth is
 /// still exponential.
 const LEFT: f64 = 0.1;
+
+/// Averages that Ctrl-C stops.
+type Points<'a> = Watched<'a, Averages>;
 
 /// The escape of one family of modes.
 struct Leaving {
@@ -54,9 +56,9 @@ struct Answer {
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let folder =
-        request.out.as_deref().map(|out| RunFolder::prepare(Some(out), "stability", request.force)).transpose()?;
+    let folder = wanted_folder(request, "stability")?;
     let evaluators = spec.evaluators()?;
+    let evaluators = Watched::all(&evaluators, &Interruptible);
     let mut notes: Vec<String> = Vec::new();
     let answers = match spec.at {
         Some(At::Point) => vec![at_point(spec, &evaluators)?],
@@ -71,6 +73,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let points: Vec<Value> = answers.iter().map(|answer| answer.json(&dimensions)).collect();
     let result = document("stability", spec, &clock, json!({"points": points, "notes": notes}))?;
     if let Some(mut folder) = folder {
+        let _writing = writing_result();
         folder.write_document(&result)?;
         text += &format!("{}: result.json\n", folder.path().display());
     }
@@ -78,14 +81,14 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     Ok(0)
 }
 
-fn at_point(spec: &Spec, evaluators: &[Averages]) -> Result<Answer, Error> {
+fn at_point(spec: &Spec, evaluators: &[Points<'_>]) -> Result<Answer, Error> {
     let point = spec.point()?;
     let noise = spec.gamma / spec.batch as f64;
     // Stationary for gradient flow, or for the flow with its noise.
     let tolerance = spec.stationary_tolerance;
     let gamma = match check_stationary(evaluators, &point, 0.0, tolerance) {
         Ok(()) => 0.0,
-        Err(error) if noise == 0.0 => return Err(error),
+        Err(error) if noise == 0.0 || matches!(error, Error::Interrupted { .. }) => return Err(error),
         Err(_) => check_stationary(evaluators, &point, noise, tolerance).map(|()| spec.gamma)?,
     };
     let at = Coordinates::of(&point, &spec.attention());
@@ -94,7 +97,7 @@ fn at_point(spec: &Spec, evaluators: &[Averages]) -> Result<Answer, Error> {
 
 fn at_unspecialised(
     spec: &Spec,
-    evaluators: &[Averages],
+    evaluators: &[Points<'_>],
     quiet: bool,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Answer>, Error> {
@@ -110,6 +113,7 @@ fn at_unspecialised(
             answers.push(Answer::new("unspecialised", words, 0.0, spec, evaluators, &common)?);
         }
         Ok(_) => {}
+        Err(error @ Error::Interrupted { .. }) => return Err(error),
         Err(error) => notes.push(format!("gradient flow: {error}")),
     }
     progress.advance(1);
@@ -122,6 +126,7 @@ fn at_unspecialised(
                 );
                 answers.push(Answer::new("unspecialised-with-noise", words, spec.gamma, spec, evaluators, &held)?);
             }
+            Err(error @ Error::Interrupted { .. }) => return Err(error),
             Err(error) => notes.push(format!("gamma = {}: {error}", spec.gamma)),
         }
     }
@@ -148,7 +153,7 @@ fn zero_in_words(spec: &Spec) -> String {
 
 fn at_plateaus(
     spec: &Spec,
-    evaluators: &[Averages],
+    evaluators: &[Points<'_>],
     quiet: bool,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Answer>, Error> {
@@ -156,7 +161,7 @@ fn at_plateaus(
     // One scramble's flow: several may end in different, equivalent states.
     let flow = integrate(&evaluators[..1], &spec.start()?, &spec.flow_options(), "flow", quiet)?;
     if !flow.stop.as_requested() {
-        return Err(Error::invalid("flow", flow.stop.describe()));
+        return Err(flow.stop.error("flow"));
     }
     let path = &flow.estimate.mean;
     let found = stages(path, &spec.theta.second_moment(), &spec.criteria())?;
@@ -202,7 +207,7 @@ impl Answer {
         description: String,
         gamma: f64,
         spec: &Spec,
-        evaluators: &[Averages],
+        evaluators: &[Points<'_>],
         at: &Coordinates,
     ) -> Result<Self, Error> {
         let stability = linearise(evaluators, at, &Interruptible)?;
@@ -293,7 +298,7 @@ impl Answer {
 }
 
 /// The escapes of the growing specialising families of a linearisation at `m = 0`.
-fn escapes(spec: &Spec, stability: &Stability, gamma: f64, evaluators: &[Averages]) -> Result<Vec<Leaving>, Error> {
+fn escapes(spec: &Spec, stability: &Stability, gamma: f64, evaluators: &[Points<'_>]) -> Result<Vec<Leaving>, Error> {
     let (size, noise) = (spec.key_scale * spec.key_scale, gamma / spec.batch as f64);
     let b0 = spec.b0.clone().unwrap_or_else(|| vec![0.0; spec.head_count()]);
     let mut all = Vec::new();

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use headflow::figures::ResultFolder;
-use headflow::folder::RunFolder;
 use headflow::model::series::{Series, read_csv};
 use headflow::model::{Error, Trajectory};
 use headflow::spec::Spec;
@@ -13,8 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::flow::integrate;
 use super::simulate::{replicas, route_name, series, simulate};
-use super::{Clock, document, ensemble_route, exit_code, print, theory_route};
+use super::{Clock, document, ensemble_route, exit_code, folder, print, theory_route};
 use crate::cli::Request;
+use crate::progress::writing_result;
 
 /// What the stages of one route are in the document.
 pub fn entry(route: &str, found: &Stages) -> Value {
@@ -85,17 +85,19 @@ fn read(request: &Request, from: &std::path::Path) -> Result<u8, Error> {
 
 fn flow(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let mut folder = RunFolder::prepare(request.out.as_deref(), "stages", request.force)?;
+    let mut folder = folder(request, "stages")?;
     let flow = integrate(&spec.evaluators()?, &spec.start()?, &spec.flow_options(), "flow", request.quiet)?;
     if !flow.stop.as_requested() {
-        return Err(Error::invalid("flow", flow.stop.describe()));
+        return Err(flow.stop.error("flow"));
     }
     let found = stages(&flow.estimate.mean, &spec.theta.second_moment(), &spec.criteria())?;
+    let writing = writing_result();
     folder.write_series(&[Series::of_estimate("theory", &flow.estimate, &flow.trace)], &[])?;
     let route = theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics);
     let rest = json!({"stop": flow.stop, "routes": [route], "stages": [entry("theory", &found)]});
     let result = document("stages", spec, &clock, rest)?;
     folder.write_document(&result)?;
+    drop(writing);
     let text = format!("{}{}: result.json, series.csv, series.npz\n", found.describe(), folder.path().display());
     print(request, &result, &text);
     Ok(exit_code(&flow.stop))
@@ -104,16 +106,17 @@ fn flow(request: &Request, spec: &Spec) -> Result<u8, Error> {
 /// The stages of each replica, and how often each outcome occurs.
 fn simulated(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
-    let mut folder = RunFolder::prepare(request.out.as_deref(), "stages", request.force)?;
+    let mut folder = folder(request, "stages")?;
     let dimension = spec.dimension.ok_or_else(|| Error::invalid("dimension", "is missing"))?;
     let sgd = spec.sgd(dimension, spec.engines()[0])?;
     let ensemble = simulate(spec, &sgd, &spec.simulation_start()?, request.quiet)?;
     let name = route_name(&sgd);
     if !ensemble.stop.as_requested() {
-        return Err(Error::invalid("simulation", ensemble.stop.describe()));
+        return Err(ensemble.stop.error("simulation"));
     }
     let paths: Vec<&Trajectory> = ensemble.runs.iter().map(|run| &run.trajectory).collect();
     let (summary, entries) = tally(spec, &name, &paths)?;
+    let writing = writing_result();
     folder.write_series(&series(&name, &ensemble), &[replicas(&name, &ensemble)])?;
     let rest = json!({
         "stop": ensemble.stop,
@@ -123,6 +126,7 @@ fn simulated(request: &Request, spec: &Spec) -> Result<u8, Error> {
     });
     let result = document("stages", spec, &clock, rest)?;
     folder.write_document(&result)?;
+    drop(writing);
     let text = format!(
         "{}{}: result.json, series.csv, series.npz\n",
         describe(&name, &summary, entries.first()),
@@ -197,13 +201,15 @@ fn describe(name: &str, summary: &Value, first: Option<&Value>) -> String {
     for line in summary["unclear"].as_array().into_iter().flatten() {
         text += &format!("unclear: replica {}: {}\n", line["replica"], line["problem"].as_str().unwrap_or_default());
     }
-    let stages: Option<Stages> = first.and_then(|value| {
+    let stages: Option<(String, Stages)> = first.and_then(|value| {
         let mut fields: Map<String, Value> = value.as_object().cloned().unwrap_or_default();
-        fields.remove("route");
-        serde_json::from_value(Value::Object(fields)).ok()
+        // Not always replica 0: the first that has stages.
+        let route = fields.remove("route")?;
+        let replica = route.as_str()?.rsplit_once("replica=")?.1.to_string();
+        Some((replica, serde_json::from_value(Value::Object(fields)).ok()?))
     });
-    if let Some(stages) = stages {
-        text += &format!("replica 0\n{}", stages.describe());
+    if let Some((replica, stages)) = stages {
+        text += &format!("replica {replica}\n{}", stages.describe());
     }
     text
 }

@@ -3,7 +3,6 @@
 
 use headflow::cost;
 use headflow::figures;
-use headflow::folder::RunFolder;
 use headflow::model::{Error, Watch};
 use headflow::phase::{Axis, parse_range};
 use headflow::xsa;
@@ -11,9 +10,9 @@ use headflow::xsa::synthetic::Synthetic;
 use serde_json::{Value, json};
 
 use super::figure::failed;
-use super::{Clock, headed, illustrated, made, names, print};
+use super::{Clock, folder, headed, illustrated, made, names, print};
 use crate::cli::Request;
-use crate::progress::Progress;
+use crate::progress::{Progress, writing_result};
 
 /// The most cells of a map.
 const MOST_CELLS: usize = 10_000;
@@ -57,6 +56,7 @@ fn input(error: xsa::Error) -> Error {
     match error {
         xsa::Error::Invalid { field, problem } => Error::invalid(field.replace('_', "-"), problem),
         xsa::Error::Unreadable { place, problem } => Error::unreadable(place, problem),
+        xsa::Error::Interrupted => Error::interrupted("xsa"),
         other => Error::unreadable("attention", other),
     }
 }
@@ -147,7 +147,7 @@ impl BiasMaps {
 fn bias(request: &Request) -> Result<u8, Error> {
     let clock = Clock::start();
     let wanted = BiasMaps::parse(request)?;
-    let mut folder = RunFolder::prepare(request.out.as_deref(), "xsa-bias", request.force)?;
+    let mut folder = folder(request, "xsa-bias")?;
     let cells = wanted.rho.values.len() * wanted.self_attention.values.len();
     let progress = Progress::new("cells", (cells * wanted.lengths.len()) as u64, false, request.quiet);
     let mut maps = Vec::new();
@@ -157,11 +157,8 @@ fn bias(request: &Request) -> Result<u8, Error> {
         for &self_attention in &wanted.self_attention.values {
             let mut row = Vec::new();
             for &rho in &wanted.rho.values {
-                if progress.interrupted() {
-                    return Err(input(xsa::Error::Interrupted));
-                }
                 let cell = Synthetic { tokens, rho, self_attention, ..wanted.cell.clone() };
-                row.push(cell.measure().map_err(input)?);
+                row.push(cell.measure_watched(&progress).map_err(input)?);
                 progress.advance(1);
             }
             rows.0.push(row);
@@ -174,8 +171,10 @@ fn bias(request: &Request) -> Result<u8, Error> {
                 averages leave out position 0";
     let result =
         headed("xsa bias", wanted.spec(), json!(wanted.cell.seed), &clock, json!({"positions": note, "maps": maps}));
+    let writing = writing_result();
     folder.write_document(&result)?;
     let files = illustrated(folder.path(), || figures::map(folder.path(), &folder.path().join("xsa-bias")));
+    drop(writing);
     text += &format!("errors are of the closed form\n{}: result.json{files}\n", folder.path().display());
     print(request, &result, &text);
     Ok(0)
@@ -310,7 +309,7 @@ mod language_model {
                 "is a single token: averages leave out position 0, so give at least two",
             ));
         }
-        let mut folder = RunFolder::prepare(request.out.as_deref(), "xsa-model", request.force)?;
+        let mut folder = folder(request, "xsa-model")?;
         let go_on = |watch: &dyn Watch| {
             watch.advance(1);
             if watch.interrupted() { Err(xsa::Error::Interrupted) } else { Ok(()) }
@@ -322,7 +321,7 @@ mod language_model {
         let mut layers: Vec<Measurement> = Vec::new();
         let trained = llama
             .run(&ids, false, &mut |_, attention, shape, inputs| {
-                layers.push(attention.measure(shape, inputs)?);
+                layers.push(attention.measure_watched(shape, inputs, &progress)?);
                 go_on(&progress)
             })
             .map_err(input)?;
@@ -345,9 +344,11 @@ mod language_model {
         rest["loading_seconds"] = json!(loaded);
         rest["token_ids"] = json!(ids);
         let result = headed("xsa measure", spec, Value::Null, &clock, rest);
+        let writing = writing_result();
         folder.write_arrays("positions.npz", &positions(&layers))?;
         folder.write_document(&result)?;
         let files = illustrated(folder.path(), || figures::xsa_model(folder.path(), &folder.path().join("xsa-model")));
+        drop(writing);
         let text = summary(&result) + &format!("{}: result.json, positions.npz{files}\n", folder.path().display());
         print(request, &result, &text);
         Ok(0)

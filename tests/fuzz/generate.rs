@@ -132,7 +132,8 @@ pub fn call(draw: &mut Draw, material: &Material) -> Call {
         call.flags.push(vec!["--threads".into(), count.into()]);
     }
     if draw.chance(0.02) {
-        let memory = if draw.chance(0.3) { draw.pick(ABSURD) } else { draw.pick(&["0", "1e-300", "0.001", "1", "1.5"]) };
+        let memory =
+            if draw.chance(0.3) { draw.pick(ABSURD) } else { draw.pick(&["0", "1e-300", "0.001", "1", "1.5"]) };
         call.flags.push(vec!["--memory".into(), memory.into()]);
     }
     if draw.chance(0.03) && !call.is("doctor") {
@@ -318,7 +319,9 @@ impl Maker<'_> {
         let features = self.features;
         let size = |m: &mut Self| -> f64 {
             if far && m.draw.chance(0.5) {
-                m.draw.pick(&[0.0, 0.0, 1e-300, 1e-100, 1e-20, 1e-8, 1e-3, 1e-3, 10.0, 30.0, 1e2, 1e3, 1e4, 1e5, 1e6, 1e300])
+                m.draw.pick(&[
+                    0.0, 0.0, 1e-300, 1e-100, 1e-20, 1e-8, 1e-3, 1e-3, 10.0, 30.0, 1e2, 1e3, 1e4, 1e5, 1e6, 1e300,
+                ])
             } else {
                 (1e3 * m.draw.within(0.3, 3.0)).round() / 1e3
             }

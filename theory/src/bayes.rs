@@ -13,7 +13,7 @@
 
 use std::f64::consts::PI;
 
-use headflow_model::{Error, Task, Theta, mean_and_error};
+use headflow_model::{Error, Task, Theta, Unwatched, mean_and_error};
 use nalgebra::{DMatrix, DVector};
 use statrs::function::gamma::ln_gamma;
 
@@ -401,6 +401,7 @@ fn by_points(points: &[(f64, DVector<f64>)], precision: Precision, rule: &Rule) 
         precision,
         weights: [0.0; 2],
         gradient: false,
+        watch: &Unwatched,
     };
     shared::evaluate(&question, rule).map(|answer| [answer.first, answer.second])
 }
@@ -410,7 +411,7 @@ fn of_nodes(nodes: &[(f64, f64)], precision: Precision) -> Option<[f64; 2]> {
     let lambda: Vec<f64> = nodes.iter().map(|(_, l)| *l).collect();
     let background = Law { lambda: lambda.clone(), weights: nodes.iter().map(|(w, _)| w.exp()).collect() };
     let relevant = Law { lambda, weights: nodes.iter().map(|(w, l)| (w + l).exp()).collect() };
-    let found = shared::shared(&background, &relevant, 0.0, [0.0; 2], precision)?;
+    let found = shared::shared(&background, &relevant, 0.0, [0.0; 2], precision, &Unwatched)?;
     Some([found.first, found.second])
 }
 

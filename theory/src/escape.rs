@@ -18,13 +18,13 @@
 //! `m = 0`: [`rates_along`].
 
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Attention, Error, OrderParameters, Task, Trajectory, Watch};
+use headflow_model::{Attention, Error, OrderParameters, StopReason, Task, Trajectory, Watch};
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 use statrs::function::gamma::digamma;
 
 use crate::flow::{self, Options};
-use crate::moments::{Coordinates, Evaluator, Loss, Mean, Moments};
+use crate::moments::{Coordinates, Evaluator, Loss, Mean, Moments, Watched};
 use crate::stability::{Kind, Mode, Stability, linearise, rate_along, stationary_near};
 use crate::stages::{Criteria, Pattern, Plateau};
 
@@ -212,7 +212,7 @@ pub struct Departure {
 /// the features that no head has.
 ///
 /// # Errors
-/// When the shapes of the trajectory and the evaluators differ.
+/// When the shapes of the trajectory and the evaluators differ, or `watch` interrupts.
 pub fn departure<E: Evaluator>(
     evaluators: &[E],
     trajectory: &Trajectory,
@@ -221,6 +221,7 @@ pub fn departure<E: Evaluator>(
     criteria: &Criteria,
     watch: &dyn Watch,
 ) -> Result<Departure, Error> {
+    let evaluators = &Watched::all(evaluators, watch);
     let evaluator = Mean::new(evaluators)?;
     let second = evaluator.task().theta().second_moment();
     let features = evaluator.task().features();
@@ -241,6 +242,7 @@ pub fn departure<E: Evaluator>(
         let middle = record((plateau.first + plateau.last) / 2)?;
         match stationary_near(evaluators, &middle, noise, REACH * plateau.m.amax(), STATIONARY) {
             Ok(at) => (at, None),
+            Err(error @ Error::Interrupted { .. }) => return Err(error),
             Err(error) => {
                 let motion = |t: usize| {
                     (trajectory.m(t + 1) - trajectory.m(t)).amax() / (trajectory.times[t + 1] - trajectory.times[t])
@@ -297,13 +299,26 @@ impl<E: Evaluator> Evaluator for Held<'_, E> {
     fn loss(&self, at: &Coordinates) -> Loss {
         self.0.loss(at)
     }
+
+    fn moments_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Moments {
+        let moments = self.0.moments_watched(at, watch);
+        Moments { gx: moments.gx * 0.0, ..moments }
+    }
+
+    fn loss_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Loss {
+        self.0.loss_watched(at, watch)
+    }
+
+    fn interrupted(&self) -> bool {
+        self.0.interrupted()
+    }
 }
 
 /// The rate along `mode` (`H x F`) at `times`, while the overlaps and biases follow the flow with
 /// `noise = gamma / B` from `start` and the alignments stay where they are.
 ///
 /// # Errors
-/// When the options are invalid, or the flow does not reach the last time.
+/// When the options are invalid, the flow does not reach the last time, or `watch` interrupts.
 pub fn rates_along<E: Evaluator>(
     evaluator: &E,
     start: &OrderParameters,
@@ -314,16 +329,22 @@ pub fn rates_along<E: Evaluator>(
 ) -> Result<Vec<f64>, Error> {
     let solution = flow::solve(&Held(evaluator), start, &Options::new(noise, times.to_vec()), watch)?;
     let path = &solution.trajectory;
+    let interrupted = || Error::interrupted("rates along a flow");
+    if matches!(solution.stop, StopReason::Interrupted { .. }) {
+        return Err(interrupted());
+    }
     if path.times.len() < times.len() {
         let how = solution.stop.describe();
         return Err(Error::invalid("times", format!("the flow of the overlaps ended early: {how}")));
     }
-    (0..path.times.len())
-        .map(|t| {
-            let point = OrderParameters::new(path.m(t), path.r(t), path.b(t))?;
-            Ok(rate_along(evaluator, &Coordinates::of(&point, evaluator.attention()), mode))
-        })
-        .collect()
+    let evaluator = &Watched::new(evaluator, watch);
+    let rate = |t: usize| {
+        let point = OrderParameters::new(path.m(t), path.r(t), path.b(t))?;
+        let rate = rate_along(evaluator, &Coordinates::of(&point, evaluator.attention()), mode);
+        // Then the rate may be none.
+        if watch.interrupted() { Err(interrupted()) } else { Ok(rate) }
+    };
+    (0..path.times.len()).map(rate).collect()
 }
 
 /// Times and the rates of a mode at them.

@@ -1,6 +1,6 @@
 //! Either evaluator, where the choice is made when the program runs.
 
-use headflow_model::{Attention, Task};
+use headflow_model::{Attention, Task, Watch};
 
 use crate::moments::{Coordinates, Evaluator, Loss, Moments};
 use crate::quadrature::Quadrature;
@@ -55,5 +55,13 @@ impl Evaluator for Averages {
 
     fn loss(&self, at: &Coordinates) -> Loss {
         self.evaluator().loss(at)
+    }
+
+    fn moments_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Moments {
+        self.evaluator().moments_watched(at, watch)
+    }
+
+    fn loss_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Loss {
+        self.evaluator().loss_watched(at, watch)
     }
 }

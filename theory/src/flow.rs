@@ -26,7 +26,7 @@ use headflow_model::{
 use nalgebra::DMatrix;
 use rayon::prelude::*;
 
-use crate::moments::{Coordinates, Evaluator, Moments};
+use crate::moments::{Coordinates, Evaluator, Moments, Watched};
 
 /// How much of `tr r` a pivot may be off before a point counts as outside the cone.
 const CONE: f64 = 1e-6;
@@ -213,8 +213,8 @@ pub struct Flow {
 /// Integrates the flow from `start` once with each evaluator, in parallel, and averages.
 ///
 /// # Errors
-/// When the options, or the shapes of `start` and the evaluators, are invalid. What goes wrong on
-/// the way is a [`StopReason`], and keeps what was recorded.
+/// When the options, or the shapes of `start` and the evaluators, are invalid, or `watch` interrupts before anything
+/// is recorded. What goes wrong on the way is a [`StopReason`], and keeps what was recorded.
 pub fn average<E: Evaluator>(
     evaluators: &[E],
     start: &OrderParameters,
@@ -222,12 +222,15 @@ pub fn average<E: Evaluator>(
     watch: &dyn Watch,
 ) -> Result<Flow, Error> {
     let solutions: Vec<Solution> =
-        evaluators.par_iter().map(|e| solve(e, start, options, watch)).collect::<Result<_, _>>()?;
+        evaluators.par_iter().map(|e| attempt(e, start, options, watch)).collect::<Result<_, _>>()?;
     let stop = combine(solutions.iter().map(|s| &s.stop));
     // An interruption finds some solves done and others hardly begun: those that are done, or else
     // those that came furthest, make the average.
     let furthest = solutions.iter().map(|s| s.trajectory.times.len()).max().unwrap_or(0);
     let interrupted = matches!(stop, StopReason::Interrupted { .. });
+    if interrupted && furthest == 0 {
+        return Err(stop.error("flow"));
+    }
     let trajectories: Vec<_> = solutions
         .iter()
         .map(|s| s.trajectory.clone())
@@ -279,6 +282,22 @@ pub fn solve<E: Evaluator>(
     options: &Options,
     watch: &dyn Watch,
 ) -> Result<Solution, Error> {
+    let solution = attempt(evaluator, start, options, watch)?;
+    match solution.stop {
+        StopReason::Interrupted { .. } if solution.trajectory.times.is_empty() => Err(solution.stop.error("flow")),
+        _ => Ok(solution),
+    }
+}
+
+/// [`solve`]; the trajectory is empty where `watch` interrupts before anything is recorded.
+fn attempt<E: Evaluator>(
+    evaluator: &E,
+    start: &OrderParameters,
+    options: &Options,
+    watch: &dyn Watch,
+) -> Result<Solution, Error> {
+    // Averages of many heads take long: they stop on the way, and are NaN then.
+    let evaluator = &Watched::new(evaluator, watch);
     let shape = Shape { heads: evaluator.heads(), features: evaluator.task().features() };
     if (start.heads(), start.features()) != (shape.heads, shape.features) {
         return Err(Error::invalid(
@@ -312,13 +331,24 @@ pub fn solve<E: Evaluator>(
     let mut recorder =
         Recorder { system: &system, options, watch, trajectory: Trajectory::new(shape), reported: 0, end };
     recorder.record_until(0.0, |_| Ok(y0.clone()))?;
+    if watch.interrupted() && recorder.trajectory.times.len() < options.times.len() {
+        let spent = Statistics { evaluations: system.evaluations.get(), ..Default::default() };
+        return Ok(recorder.finish(StopReason::Interrupted { time: 0.0 }, spent));
+    }
     if let Some(stop) = system.event_at_start(&y0, &options.events) {
         return Ok(recorder.finish(stop, Statistics { evaluations: system.evaluations.get(), ..Default::default() }));
     }
     if end == 0.0 {
         return Ok(recorder.finish(StopReason::Completed, Statistics::default()));
     }
-    let (stop, mut statistics) = integrate(&system, &y0, options, &mut recorder)?;
+    let (stop, mut statistics) = match integrate(&system, &y0, options, &mut recorder) {
+        // Without numbers the solver fails, in one way or another.
+        Err(_) if watch.interrupted() => {
+            let time = recorder.trajectory.times.last().copied().unwrap_or(0.0);
+            (StopReason::Interrupted { time }, Statistics::default())
+        }
+        ended => ended?,
+    };
     statistics.evaluations = system.evaluations.get();
     Ok(recorder.finish(stop, statistics))
 }
@@ -594,6 +624,9 @@ impl<E: Evaluator> System<'_, E> {
 
     /// The right-hand side; not a number where it has no value, so that the solver rejects the step.
     fn derivative(&self, y: &[f64], dy: &mut [f64]) {
+        if self.evaluator.interrupted() {
+            return dy.fill(f64::NAN);
+        }
         if let Err(failure) = self.try_derivative(y, dy) {
             // Later stages of a failed step only inherit the failure.
             self.failure.borrow_mut().get_or_insert(failure);
@@ -654,13 +687,17 @@ impl<E: Evaluator> Recorder<'_, E> {
     /// Records the requested times up to `time`, with the states that `at` interpolates.
     fn record_until(&mut self, time: f64, at: impl Fn(f64) -> Result<Vec<f64>, DiffsolError>) -> Result<(), Error> {
         while let Some(&next) = self.options.times.get(self.trajectory.times.len()).filter(|&&t| t <= time) {
-            if self.watch.interrupted() && !self.trajectory.times.is_empty() {
+            if self.watch.interrupted() {
                 break;
             }
             let y = at(next).map_err(|e| solver_error(&e))?;
             // An interpolated state may lie outside the cone by the tolerance; it is recorded as it is.
             let Ok((at, r)) = self.system.state.unpack_anywhere(&y) else { break };
             let loss = self.system.evaluator.loss(&self.on_cone(&at, &r)).value();
+            // Then the loss may be none.
+            if self.watch.interrupted() {
+                break;
+            }
             let b = biases(self.system.state.bias, &r, &at.b);
             self.trajectory.rows.push(self.trajectory.shape.row(loss, &at.m, &r, &b));
             self.trajectory.times.push(next);
@@ -799,6 +836,8 @@ where
             Err(DiffsolError::OdeSolverError(OdeSolverError::TooManyTimesteps { .. })) => {
                 break StopReason::StepBudget { time: before, steps, rejected };
             }
+            // Without numbers it fails, in one way or another.
+            Err(_) if recorder.watch.interrupted() => break StopReason::Interrupted { time: before },
             Err(error) => {
                 break match (*system.failure.borrow(), &error) {
                     (Some(Failure::NotFinite(index)), _) => {

@@ -11,7 +11,7 @@
 //! `d_l = a_l - 1{l = eps}` the population loss is `E |d|^2`, and `g_hl` its derivative with
 //! respect to `s_hl` on one sample.
 
-use headflow_model::{Attention, Error, OrderParameters, Task, biases};
+use headflow_model::{Attention, Either, Error, OrderParameters, Task, Unwatched, Watch, biases};
 use nalgebra::DMatrix;
 
 /// A point of the flow: the keys' coordinates and their biases.
@@ -47,6 +47,9 @@ pub struct Loss {
 }
 
 impl Loss {
+    /// No loss: both parts are NaN.
+    pub const NONE: Self = Self { attention_on_relevant: f64::NAN, second_moment: f64::NAN };
+
     /// `E = 1 - 2 E[a_eps] + E[sum_l a_l^2]`.
     pub fn value(&self) -> f64 {
         1.0 - 2.0 * self.attention_on_relevant + self.second_moment
@@ -68,10 +71,24 @@ pub struct Moments {
     pub gg: Option<DMatrix<f64>>,
 }
 
+impl Moments {
+    /// No moments: all are NaN.
+    pub fn none(heads: usize, features: usize) -> Self {
+        Self {
+            loss: Loss::NONE,
+            gx: DMatrix::from_element(heads, features, f64::NAN),
+            gc: DMatrix::from_element(heads, heads, f64::NAN),
+            gb: vec![f64::NAN; heads],
+            gg: Some(DMatrix::from_element(heads, heads, f64::NAN)),
+        }
+    }
+}
+
 /// A way to compute population averages.
 ///
 /// An evaluator is a deterministic function of its argument: the flow and its derivatives see a
-/// smooth right-hand side.
+/// smooth right-hand side. Averages of many heads take long; [`Watched`] makes any evaluator stop on the way when it is
+/// asked to.
 pub trait Evaluator: Sync {
     /// The task that is averaged over.
     fn task(&self) -> &Task;
@@ -92,6 +109,80 @@ pub trait Evaluator: Sync {
 
     /// The loss alone.
     fn loss(&self, at: &Coordinates) -> Loss;
+
+    /// [`Evaluator::moments`], but soon and all NaN once `watch` interrupts.
+    fn moments_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Moments {
+        if watch.interrupted() { Moments::none(self.heads(), self.task().features()) } else { self.moments(at) }
+    }
+
+    /// [`Evaluator::loss`], but soon and NaN once `watch` interrupts.
+    fn loss_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Loss {
+        if watch.interrupted() { Loss::NONE } else { self.loss(at) }
+    }
+
+    /// Whether its averages are NaN because somebody asked it to stop: look here first when one is.
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+/// An evaluator that stops when its watch asks it to: averages are then NaN, and [`Evaluator::interrupted`] tells why.
+#[derive(Clone, Copy)]
+pub struct Watched<'a, E: ?Sized> {
+    evaluator: &'a E,
+    watch: &'a dyn Watch,
+}
+
+impl<'a, E: Evaluator + ?Sized> Watched<'a, E> {
+    /// `evaluator` under `watch`.
+    pub fn new(evaluator: &'a E, watch: &'a dyn Watch) -> Self {
+        Self { evaluator, watch }
+    }
+}
+
+impl<'a, E: Evaluator> Watched<'a, E> {
+    /// Each of `evaluators` under `watch`.
+    pub fn all(evaluators: &'a [E], watch: &'a dyn Watch) -> Vec<Self> {
+        evaluators.iter().map(|evaluator| Self::new(evaluator, watch)).collect()
+    }
+}
+
+impl<E: Evaluator + ?Sized> Evaluator for Watched<'_, E> {
+    fn task(&self) -> &Task {
+        self.evaluator.task()
+    }
+
+    fn heads(&self) -> usize {
+        self.evaluator.heads()
+    }
+
+    fn attention(&self) -> &Attention {
+        self.evaluator.attention()
+    }
+
+    fn gives_noise(&self) -> bool {
+        self.evaluator.gives_noise()
+    }
+
+    fn moments(&self, at: &Coordinates) -> Moments {
+        self.evaluator.moments_watched(at, self.watch)
+    }
+
+    fn loss(&self, at: &Coordinates) -> Loss {
+        self.evaluator.loss_watched(at, self.watch)
+    }
+
+    fn moments_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Moments {
+        self.evaluator.moments_watched(at, &Either(self.watch, watch))
+    }
+
+    fn loss_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Loss {
+        self.evaluator.loss_watched(at, &Either(self.watch, watch))
+    }
+
+    fn interrupted(&self) -> bool {
+        self.watch.interrupted() || self.evaluator.interrupted()
+    }
 }
 
 /// The average of several evaluators, an evaluator itself.
@@ -130,9 +221,17 @@ impl<E: Evaluator> Evaluator for Mean<'_, E> {
     }
 
     fn moments(&self, at: &Coordinates) -> Moments {
-        let mut sum = self.first.moments(at);
+        self.moments_watched(at, &Unwatched)
+    }
+
+    fn loss(&self, at: &Coordinates) -> Loss {
+        self.loss_watched(at, &Unwatched)
+    }
+
+    fn moments_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Moments {
+        let mut sum = self.first.moments_watched(at, watch);
         for other in &self.all[1..] {
-            let moments = other.moments(at);
+            let moments = other.moments_watched(at, watch);
             sum.loss.attention_on_relevant += moments.loss.attention_on_relevant;
             sum.loss.second_moment += moments.loss.second_moment;
             sum.gx += moments.gx;
@@ -154,14 +253,18 @@ impl<E: Evaluator> Evaluator for Mean<'_, E> {
         sum
     }
 
-    fn loss(&self, at: &Coordinates) -> Loss {
+    fn loss_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Loss {
         let mut sum = Loss::default();
         for evaluator in self.all {
-            let loss = evaluator.loss(at);
+            let loss = evaluator.loss_watched(at, watch);
             sum.attention_on_relevant += loss.attention_on_relevant;
             sum.second_moment += loss.second_moment;
         }
         let scale = 1.0 / self.all.len() as f64;
         Loss { attention_on_relevant: sum.attention_on_relevant * scale, second_moment: sum.second_moment * scale }
+    }
+
+    fn interrupted(&self) -> bool {
+        self.all.iter().any(E::interrupted)
     }
 }

@@ -34,7 +34,7 @@ use headflow_model::{Activation, Bias, Error, Theta, Watch, biases};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
-use crate::moments::{Coordinates, Evaluator};
+use crate::moments::{Coordinates, Evaluator, Watched};
 use crate::stability::unit_of_rates;
 
 /// Corrections that L-BFGS remembers: all there are, for the few parameters of most problems.
@@ -206,6 +206,8 @@ pub struct Optimum {
 /// # Errors
 /// When an option is outside its domain, or `watch` interrupts.
 pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch) -> Result<Optimum, Error> {
+    // Averages of many heads take long: they stop on the way, and are NaN then.
+    let evaluator = &Watched::new(evaluator, watch);
     let parameters = Parameters::of(evaluator);
     options.validate(parameters.heads, parameters.features)?;
     let starts = Starts::new(evaluator.task().theta(), parameters, options);
@@ -245,6 +247,9 @@ pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch
     }
     evaluations += groups.iter().map(|group| group.outside_evaluations).sum::<usize>();
     let minima = grouped(groups, same).into_iter().map(|group| describe(evaluator, group, same)).collect();
+    if watch.interrupted() {
+        return Err(Error::interrupted("optimum"));
+    }
     Ok(Optimum { minima, starts: count, unconverged: left.len(), lowest_unconverged, evaluations })
 }
 
@@ -282,6 +287,9 @@ fn lowest_outside<E: Evaluator>(evaluator: &E, at: &Coordinates) -> Option<(f64,
         for (head, gb) in evaluator.moments(at).gb.into_iter().enumerate() {
             curvature[(head, head)] -= gb / 2.0;
         }
+    }
+    if evaluator.interrupted() {
+        return None;
     }
     let eigen = ((&curvature + curvature.transpose()) * 0.5).symmetric_eigen();
     let lowest = (0..heads).min_by(|&i, &j| eigen.eigenvalues[i].total_cmp(&eigen.eigenvalues[j]))?;

@@ -127,6 +127,10 @@ pub fn prune_sets(
                 }
                 let value = loss(kept)?;
                 watch.advance(1);
+                // Then the loss may be none.
+                if watch.interrupted() {
+                    return Err(Error::interrupted("prune"));
+                }
                 if value.is_finite() {
                     Ok(value)
                 } else {

@@ -18,10 +18,9 @@ mod pairs;
 pub(crate) mod shared;
 pub(crate) mod signals;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headflow_model::{Activation, Attention, Error, Task, mean_and_error};
+use headflow_model::{Activation, Attention, Error, Task, Unwatched, Watch, mean_and_error};
 use nalgebra::DMatrix;
 use rayon::prelude::*;
 
@@ -80,8 +79,8 @@ pub(crate) const POINTS_PER_TOKEN: f64 = 8.0;
 /// Standard errors that count as the error of a quasi-Monte Carlo average.
 pub(crate) const STANDARD_ERRORS: f64 = 3.0;
 
-/// An evaluator that is exact to a tolerance.
-#[derive(Debug, Clone)]
+/// An evaluator that is exact to a tolerance. A clone keeps a record of its own errors, from none on.
+#[derive(Debug)]
 pub struct Quadrature {
     task: Task,
     heads: usize,
@@ -89,7 +88,21 @@ pub struct Quadrature {
     tolerance: f64,
     signals: Signals,
     /// Bits of the largest error estimate so far: those of positive numbers are ordered like the numbers.
-    worst: Arc<AtomicU64>,
+    worst: AtomicU64,
+}
+
+impl Clone for Quadrature {
+    fn clone(&self) -> Self {
+        let Self { task, heads, attention, tolerance, signals, worst: _ } = self;
+        Self {
+            task: task.clone(),
+            heads: *heads,
+            attention: *attention,
+            tolerance: *tolerance,
+            signals: signals.clone(),
+            worst: AtomicU64::default(),
+        }
+    }
 }
 
 /// Derivatives of the population loss.
@@ -240,7 +253,7 @@ impl Quadrature {
             attention,
             tolerance,
             signals: Signals::new(task.theta())?,
-            worst: Arc::default(),
+            worst: AtomicU64::default(),
         })
     }
 
@@ -279,7 +292,7 @@ impl Quadrature {
         }
         let (r, heads) = (at.r(), self.heads);
         let of = |lambda| {
-            let parts = self.contributions(at, &r, self.precision(lambda), false)?;
+            let parts = self.contributions(at, &r, self.precision(lambda), false, &Unwatched)?;
             let mut found = (vec![0.0; heads], DMatrix::zeros(heads, heads));
             for part in parts {
                 let [h, k] = part.heads;
@@ -332,18 +345,27 @@ impl Quadrature {
 
     /// The best that can be had at a point, with its error estimate, above the tolerance or not.
     pub fn evaluate(&self, at: &Coordinates, gradient: bool) -> Evaluation {
-        let evaluation = self.best(at, gradient);
+        self.evaluate_watched(at, gradient, &Unwatched)
+    }
+
+    /// [`Quadrature::evaluate`], but soon and all NaN once `watch` interrupts.
+    pub fn evaluate_watched(&self, at: &Coordinates, gradient: bool, watch: &dyn Watch) -> Evaluation {
+        let evaluation = self.best(at, gradient, watch);
+        if watch.interrupted() {
+            // Broken off: no evaluation, and no error of one.
+            return self.nothing(gradient);
+        }
         let worst = evaluation.error_estimate.max(evaluation.gradient_error_estimate);
         self.worst.fetch_max(worst.to_bits(), Ordering::Relaxed);
         evaluation
     }
 
-    fn best(&self, at: &Coordinates, gradient: bool) -> Evaluation {
+    fn best(&self, at: &Coordinates, gradient: bool, watch: &dyn Watch) -> Evaluation {
         assert_eq!(at.m.shape(), (self.heads, self.task.features()), "m does not fit");
         assert_eq!(at.b.len(), self.heads, "b does not fit");
         let r = at.r();
         let refined =
-            refined(self.tolerance, |lambda| self.at_precision(at, &r, lambda, gradient), Evaluation::distance);
+            refined(self.tolerance, |lambda| self.at_precision(at, &r, lambda, gradient, watch), Evaluation::distance);
         if let Some((mut evaluation, [loss, of_gradient])) = refined {
             let rounding = ROUNDING * (1.0 + evaluation.loss.second_moment);
             evaluation.error_estimate = loss + rounding;
@@ -351,7 +373,7 @@ impl Quadrature {
             return evaluation;
         }
         if self.attention.activation == Activation::BayesSoftmax {
-            return self.by_quasi_monte_carlo(at, &r, gradient);
+            return self.by_quasi_monte_carlo(at, &r, gradient, watch);
         }
         self.nothing(gradient)
     }
@@ -375,26 +397,34 @@ impl Quadrature {
         Precision { lambda, tokens: self.task.length() as f64 }
     }
 
-    /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work.
-    fn at_precision(&self, at: &Coordinates, r: &DMatrix<f64>, lambda: f64, gradient: bool) -> Option<Evaluation> {
+    /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work, or `watch` interrupts it.
+    fn at_precision(
+        &self,
+        at: &Coordinates,
+        r: &DMatrix<f64>,
+        lambda: f64,
+        gradient: bool,
+        watch: &dyn Watch,
+    ) -> Option<Evaluation> {
         let lambda = if gradient { lambda + MORE_FOR_GRADIENT } else { lambda };
         let shared = self.attention.activation == Activation::BayesSoftmax;
         if self.signals.too_many(&at.m, self.precision(lambda), shared) {
             return None;
         }
         match self.attention.activation {
-            Activation::BayesSoftmax => self.shared_at(at, r, self.precision(lambda), gradient, &Rule::Tensor),
-            _ => self.pairs_at(at, r, self.precision(lambda), gradient),
+            Activation::BayesSoftmax => self.shared_at(at, r, self.precision(lambda), gradient, &Rule::Tensor, watch),
+            _ => self.pairs_at(at, r, self.precision(lambda), gradient, watch),
         }
     }
 
-    /// What each head and each pair contributes; none where that would take too much work.
+    /// What each head and each pair contributes; none where that would take too much work, or `watch` interrupts it.
     fn contributions(
         &self,
         at: &Coordinates,
         r: &DMatrix<f64>,
         precision: Precision,
         gradient: bool,
+        watch: &dyn Watch,
     ) -> Option<Vec<Contribution>> {
         let (g, heads) = (self.attention.gain(self.heads), self.heads);
         let leak = self.attention.activation == Activation::Softmax1;
@@ -408,6 +438,7 @@ impl Quadrature {
             leak,
             weights: [-2.0 * g, second * g * g],
             gradient,
+            watch,
         };
         let tasks: Vec<[usize; 2]> = (0..heads).flat_map(|h| (0..=h).map(move |k| [h, k])).collect();
         let question = ask(2.0);
@@ -415,23 +446,32 @@ impl Quadrature {
         // Keys of ordinary size never come near the bounds.
         let counted = if r.diagonal().max() > COUNTED * COUNTED { &tasks[..] } else { &[] };
         for &[h, k] in counted {
+            if watch.interrupted() {
+                return None;
+            }
             let (own, points) = if h == k { pairs::single_work(&question, h) } else { pairs::work(&question, h, k) };
             work += own;
             if work > MOST_WORK || points > MOST_POINTS {
                 return None;
             }
         }
-        Some(
-            tasks
-                .par_iter()
-                .map(|&[h, k]| if h == k { pairs::single(&ask(1.0), h) } else { pairs::pair(&question, h, k) })
-                .collect(),
-        )
+        let parts = tasks
+            .par_iter()
+            .map(|&[h, k]| if h == k { pairs::single(&ask(1.0), h) } else { pairs::pair(&question, h, k) })
+            .collect();
+        (!watch.interrupted()).then_some(parts)
     }
 
-    fn pairs_at(&self, at: &Coordinates, r: &DMatrix<f64>, precision: Precision, gradient: bool) -> Option<Evaluation> {
+    fn pairs_at(
+        &self,
+        at: &Coordinates,
+        r: &DMatrix<f64>,
+        precision: Precision,
+        gradient: bool,
+        watch: &dyn Watch,
+    ) -> Option<Evaluation> {
         let (g, heads) = (self.attention.gain(self.heads), self.heads);
-        let parts = self.contributions(at, r, precision, gradient)?;
+        let parts = self.contributions(at, r, precision, gradient, watch)?;
         let mut loss = Loss::default();
         let mut sum = Gradient {
             m: DMatrix::zeros(heads, self.task.features()),
@@ -470,6 +510,7 @@ impl Quadrature {
         precision: Precision,
         gradient: bool,
         rule: &Rule,
+        watch: &dyn Watch,
     ) -> Option<Evaluation> {
         let g = self.attention.gain(self.heads);
         let components = self.signals.components(&at.m, precision);
@@ -482,6 +523,7 @@ impl Quadrature {
             precision,
             weights: [-2.0 * g, g * g],
             gradient,
+            watch,
         };
         let answer = shared::evaluate(&question, rule)?;
         Some(Evaluation {
@@ -493,7 +535,13 @@ impl Quadrature {
     }
 
     /// bayes-softmax of a rank beyond product grids.
-    fn by_quasi_monte_carlo(&self, at: &Coordinates, r: &DMatrix<f64>, gradient: bool) -> Evaluation {
+    fn by_quasi_monte_carlo(
+        &self,
+        at: &Coordinates,
+        r: &DMatrix<f64>,
+        gradient: bool,
+        watch: &dyn Watch,
+    ) -> Evaluation {
         // Steps in t need not be finer than what sampling reaches.
         let precision = self.precision(MARGIN - self.tolerance.max(1e-8).ln());
         if self.signals.too_many(&at.m, precision, true) {
@@ -502,7 +550,7 @@ impl Quadrature {
         let mut points = FIRST_POINTS;
         loop {
             let all: Vec<Evaluation> = (0..SCRAMBLES)
-                .filter_map(|s| self.shared_at(at, r, precision, gradient, &Rule::QuasiRandom(points, s)))
+                .filter_map(|s| self.shared_at(at, r, precision, gradient, &Rule::QuasiRandom(points, s), watch))
                 .collect();
             let few = self.task.length() as f64 * POINTS_PER_TOKEN > LAST_POINTS as f64;
             if all.len() < 2 || few {
@@ -555,7 +603,15 @@ impl Evaluator for Quadrature {
     }
 
     fn moments(&self, at: &Coordinates) -> Moments {
-        let evaluation = self.evaluate(at, true);
+        self.moments_watched(at, &Unwatched)
+    }
+
+    fn loss(&self, at: &Coordinates) -> Loss {
+        self.evaluate(at, false).loss
+    }
+
+    fn moments_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Moments {
+        let evaluation = self.evaluate_watched(at, true, watch);
         let gradient = evaluation.gradient.unwrap_or_else(|| self.no_gradient());
         // r = m m^T + C C^T.
         Moments {
@@ -567,7 +623,7 @@ impl Evaluator for Quadrature {
         }
     }
 
-    fn loss(&self, at: &Coordinates) -> Loss {
-        self.evaluate(at, false).loss
+    fn loss_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Loss {
+        self.evaluate_watched(at, false, watch).loss
     }
 }

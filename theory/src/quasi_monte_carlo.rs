@@ -14,7 +14,7 @@
 
 use aligned_vec::{AVec, avec};
 use headflow_model::random::{Purpose, Stream, normal_quantile};
-use headflow_model::{Attention, Cost, Error, Lanes, Task};
+use headflow_model::{Attention, Cost, Error, Lanes, Task, Unwatched, Watch};
 use nalgebra::DMatrix;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
@@ -27,6 +27,9 @@ const LANES: usize = 64;
 /// Blocks that are summed by one task. Fixed, and partial sums are added in order: the bits do not
 /// depend on the number of threads.
 const BLOCKS_PER_TASK: usize = 16;
+
+/// Products of a block, about, from which on the watch is asked within it: some milliseconds.
+const LONG_BLOCK: usize = 1 << 24;
 
 /// Quasi-random dimensions; further ones are pseudo-random.
 pub const SOBOL_DIMENSIONS: usize = sobol_burley::NUM_DIMENSIONS as usize;
@@ -139,7 +142,8 @@ impl QuasiMonteCarlo {
         Sizes { heads: self.heads, length: self.task.length(), features: self.task.features() }
     }
 
-    fn sum<const GRADIENT: bool>(&self, at: &Coordinates) -> Vec<f64> {
+    /// The averages; none once `watch` interrupts.
+    fn sum<const GRADIENT: bool>(&self, at: &Coordinates, watch: &dyn Watch) -> Option<Vec<f64>> {
         let sizes = self.shape();
         assert_eq!((at.m.nrows(), at.m.ncols()), (sizes.heads, sizes.features), "m does not fit");
         assert_eq!(at.c.shape(), (sizes.heads, sizes.heads), "C does not fit");
@@ -158,6 +162,9 @@ impl QuasiMonteCarlo {
                 || Scratch::new(sizes),
                 |scratch, blocks| {
                     scratch.sums.fill(0.0);
+                    if watch.interrupted() {
+                        return Vec::new();
+                    }
                     Arch::new().dispatch(Accumulate::<GRADIENT> {
                         blocks,
                         sizes,
@@ -165,11 +172,15 @@ impl QuasiMonteCarlo {
                         keys: &keys,
                         b: &at.b,
                         scratch,
+                        watch,
                     });
                     scratch.sums.clone()
                 },
             )
             .collect();
+        if watch.interrupted() {
+            return None;
+        }
         let mut total = vec![0.0; sizes.sums()];
         for sums in partial {
             for (t, s) in total.iter_mut().zip(sums) {
@@ -178,7 +189,7 @@ impl QuasiMonteCarlo {
         }
         let scale = 1.0 / self.points as f64;
         total.iter_mut().for_each(|t| *t *= scale);
-        total
+        Some(total)
     }
 }
 
@@ -196,8 +207,16 @@ impl Evaluator for QuasiMonteCarlo {
     }
 
     fn moments(&self, at: &Coordinates) -> Moments {
+        self.moments_watched(at, &Unwatched)
+    }
+
+    fn loss(&self, at: &Coordinates) -> Loss {
+        self.loss_watched(at, &Unwatched)
+    }
+
+    fn moments_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Moments {
         let (h, f) = (self.heads, self.task.features());
-        let sums = self.sum::<true>(at);
+        let Some(sums) = self.sum::<true>(at, watch) else { return Moments::none(h, f) };
         // Row h: g x, g c, g g, g.
         let products = &sums[2..];
         let width = f + h + h + 1;
@@ -210,9 +229,11 @@ impl Evaluator for QuasiMonteCarlo {
         }
     }
 
-    fn loss(&self, at: &Coordinates) -> Loss {
-        let sums = self.sum::<false>(at);
-        Loss { attention_on_relevant: sums[0], second_moment: sums[1] }
+    fn loss_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Loss {
+        match self.sum::<false>(at, watch) {
+            Some(sums) => Loss { attention_on_relevant: sums[0], second_moment: sums[1] },
+            None => Loss::NONE,
+        }
     }
 }
 
@@ -279,7 +300,7 @@ impl Scratch {
     }
 }
 
-/// Adds a run of blocks to the sums of the scratch space.
+/// Adds a run of blocks to the sums of the scratch space, or a part of it once the watch interrupts.
 struct Accumulate<'a, const GRADIENT: bool> {
     blocks: &'a [f32],
     sizes: Sizes,
@@ -287,6 +308,7 @@ struct Accumulate<'a, const GRADIENT: bool> {
     keys: &'a [f64],
     b: &'a [f64],
     scratch: &'a mut Scratch,
+    watch: &'a dyn Watch,
 }
 
 impl<const GRADIENT: bool> WithSimd for Accumulate<'_, GRADIENT> {
@@ -294,17 +316,22 @@ impl<const GRADIENT: bool> WithSimd for Accumulate<'_, GRADIENT> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { blocks, sizes, attention, keys, b, scratch } = self;
+        let Self { blocks, sizes, attention, keys, b, scratch, watch } = self;
         let Sizes { heads, length, .. } = sizes;
         let row = length * LANES;
+        // Asked between two blocks, and where one takes long between two of its heads.
+        let within = (heads * sizes.block() > LONG_BLOCK).then_some(watch);
         let Scratch { rows, combined, sums, lanes } = scratch;
         for block in blocks.chunks_exact(sizes.block()) {
+            if watch.interrupted() {
+                return;
+            }
             let (values, rest) = rows.split_at_mut(sizes.block());
             let (scores, _) = rest.split_at_mut(heads * row);
             for (to, &from) in values.iter_mut().zip(block) {
                 *to = f64::from(from);
             }
-            combine(simd, keys, b, values, scores, row);
+            combine(simd, keys, b, values, scores, row, within);
             attention.forward_lanes(heads, length, lanes, scores, combined);
             sums[0] += total(simd, &combined[..LANES]);
             sums[1] += total_of_squares(simd, combined);
@@ -319,16 +346,27 @@ impl<const GRADIENT: bool> WithSimd for Accumulate<'_, GRADIENT> {
                 *a *= 2.0;
             }
             attention.backward_lanes(heads, length, lanes, scores, combined);
-            add_products(simd, &rows[sizes.block()..][..heads * row], rows, row, &mut sums[2..]);
+            add_products(simd, &rows[sizes.block()..][..heads * row], rows, row, &mut sums[2..], within);
         }
     }
 }
 
 /// `scores_h = b_h + sum_j keys_hj values_j`, row by row.
 #[inline(always)]
-fn combine<S: Simd>(simd: S, keys: &[f64], b: &[f64], values: &[f64], scores: &mut [f64], row: usize) {
+fn combine<S: Simd>(
+    simd: S,
+    keys: &[f64],
+    b: &[f64],
+    values: &[f64],
+    scores: &mut [f64],
+    row: usize,
+    watch: Option<&dyn Watch>,
+) {
     let width = values.len() / row;
     for ((scores, key), &b) in scores.chunks_exact_mut(row).zip(keys.chunks_exact(width)).zip(b) {
+        if watch.is_some_and(Watch::interrupted) {
+            return;
+        }
         let (scores, _) = S::as_mut_simd_f64s(scores);
         for (i, scores) in scores.chunks_exact_mut(8).enumerate() {
             let mut sum = [simd.splat_f64s(b); 8];
@@ -364,9 +402,19 @@ fn total_of_squares<S: Simd>(simd: S, values: &[f64]) -> f64 {
 
 /// Adds `left_h . right_j` for all rows to `sums` (row-major), tile by tile.
 #[inline(always)]
-fn add_products<S: Simd>(simd: S, left: &[f64], right: &[f64], row: usize, sums: &mut [f64]) {
+fn add_products<S: Simd>(
+    simd: S,
+    left: &[f64],
+    right: &[f64],
+    row: usize,
+    sums: &mut [f64],
+    watch: Option<&dyn Watch>,
+) {
     let (heads, columns) = (left.len() / row, right.len() / row);
     for h in (0..heads).step_by(2) {
+        if watch.is_some_and(Watch::interrupted) {
+            return;
+        }
         let pair = h + 1 < heads;
         let mut j = 0;
         while j < columns {

@@ -29,7 +29,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::flow::{derivative_at, gradient_flow};
-use crate::moments::{Coordinates, Evaluator, Mean};
+use crate::moments::{Coordinates, Evaluator, Mean, Watched};
 
 /// Step of the central differences.
 const STEP: f64 = 1e-4;
@@ -276,6 +276,8 @@ fn compressed(c: &DMatrix<f64>) -> (DMatrix<f64>, usize) {
 /// When there is no evaluator, the shapes of the evaluators and the point differ, there are more than
 /// 2000 coordinates, or `watch` interrupts.
 pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates, watch: &dyn Watch) -> Result<Stability, Error> {
+    // Averages of many heads take long: they stop on the way, and are NaN then.
+    let evaluators = &Watched::all(evaluators, watch);
     let Some(first) = evaluators.first() else {
         return Err(Error::invalid("scrambles", "there must be at least one"));
     };
@@ -299,7 +301,7 @@ pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates, watch: &dyn W
             ),
         ));
     }
-    let jacobian_of = |evaluator: &E| -> DMatrix<f64> {
+    let jacobian_of = |evaluator: &Watched<'_, E>| -> DMatrix<f64> {
         let columns: Vec<DVector<f64>> = (0..size)
             .into_par_iter()
             .map(|i| {
@@ -318,14 +320,15 @@ pub fn linearise<E: Evaluator>(evaluators: &[E], at: &Coordinates, watch: &dyn W
         (&j + j.transpose()) * 0.5
     };
     let jacobians: Vec<DMatrix<f64>> = evaluators.iter().map(jacobian_of).collect();
-    if watch.interrupted() {
-        return Err(Error::interrupted("stability"));
-    }
     let drifts: Vec<DVector<f64>> = evaluators.iter().map(|e| layout.drift(e, &y)).collect();
     let count = evaluators.len() as f64;
     let mean = jacobians.iter().fold(DMatrix::zeros(size, size), |sum, j| sum + j) / count;
     let at = layout.unpack(&y, rule);
     let loss = evaluators.iter().map(|e| e.loss(&at).value()).sum::<f64>() / count;
+    // Before anything is decided by numbers that may be none.
+    if watch.interrupted() {
+        return Err(Error::interrupted("stability"));
+    }
     Ok(Stability { rank, loss, residual: residual(layout, &drifts), modes: modes(layout, rank, &mean, &jacobians), at })
 }
 
@@ -501,6 +504,9 @@ pub fn check_stationary<E: Evaluator>(
     tolerance: f64,
 ) -> Result<(), Error> {
     let drifts: Vec<(String, f64)> = drift_of(evaluators, point, noise);
+    if evaluators.iter().any(E::interrupted) {
+        return Err(Error::interrupted("stability"));
+    }
     let (name, size) =
         drifts.into_iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).unwrap_or((String::new(), 0.0));
     let Some(first) = evaluators.first() else {
@@ -628,6 +634,9 @@ pub fn unspecialised<E: Evaluator>(evaluators: &[E], noise: f64) -> Result<Coord
         start[size - 1] = stationary_bias(&evaluator)?;
     }
     let solved = follow(&start, &residual, 1.0 / unit_of_rates(&evaluator)).ok_or_else(|| {
+        if evaluator.interrupted() {
+            return Error::interrupted("stability");
+        }
         Error::invalid("at", "no unspecialised fixed point was found: the heads' common motion does not settle")
     })?;
     Ok(point(&solved).0)
@@ -757,6 +766,10 @@ pub fn stationary_near<E: Evaluator>(
         DVector::from_vec(values)
     };
     let failed = |how: String| {
+        // Without numbers the solve fails, in one way or another.
+        if evaluator.interrupted() {
+            return Error::interrupted("stability");
+        }
         Error::invalid(
             "at",
             format!("there is no stationary point near the plateau: {how}; it is a slow passage, not a fixed point"),
@@ -770,6 +783,9 @@ pub fn stationary_near<E: Evaluator>(
         }
         let jacobian =
             differences(&y, &value, &drift).ok_or_else(|| failed("it sits on the edge of the possible".into()))?;
+        if evaluator.interrupted() {
+            return Err(Error::interrupted("stability"));
+        }
         let svd = jacobian.svd(true, true);
         let cut = 1e-5 * svd.singular_values.max();
         let step = svd.solve(&-&value, cut).map_err(|e| failed(e.into()))?;
@@ -788,6 +804,9 @@ pub fn stationary_near<E: Evaluator>(
         if !progress && value.amax() < 1e-6 {
             break;
         }
+    }
+    if evaluator.interrupted() {
+        return Err(Error::interrupted("stability"));
     }
     let moved = (0..heads * features).map(|i| (y[i] - start[i]).abs()).fold(0.0, f64::max);
     if value.amax() > tolerance {

@@ -13,6 +13,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use headflow_model::{Unwatched, Watch};
 use rayon::prelude::*;
 
 use crate::error::Error;
@@ -182,10 +183,16 @@ pub(crate) struct Prepared<'a, T: Clone> {
     pub keys: Cow<'a, [T]>,
     pub values: &'a [T],
     pub sinks: Sinks<'a, T>,
+    watch: &'a dyn Watch,
 }
 
 impl<'a, T: Real> Prepared<'a, T> {
-    pub fn new(attention: &SelfAttention, shape: &Shape, inputs: &Inputs<'a, T>) -> Result<Self, Error> {
+    pub fn new(
+        attention: &SelfAttention,
+        shape: &Shape,
+        inputs: &Inputs<'a, T>,
+        watch: &'a dyn Watch,
+    ) -> Result<Self, Error> {
         shape.check()?;
         let Shape { tokens, heads, key_value_heads, key_size, value_size } = *shape;
         sized("queries", inputs.queries, &[(tokens, "tokens"), (heads, "heads"), (key_size, "numbers")])?;
@@ -215,7 +222,13 @@ impl<'a, T: Real> Prepared<'a, T> {
             turns.apply(keys.to_mut(), key_value_heads);
         }
         let (mask, values, sinks) = (attention.mask, inputs.values, inputs.sinks);
-        Ok(Self { shape: *shape, scale: T::of(scale), mask, queries, keys, values, sinks })
+        Ok(Self { shape: *shape, scale: T::of(scale), mask, queries, keys, values, sinks, watch })
+    }
+
+    /// # Errors
+    /// [`Error::Interrupted`] once the watch asks to stop: to be called between two blocks of keys.
+    pub fn look(&self) -> Result<(), Error> {
+        if self.watch.interrupted() { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     /// The first token that none of the queries before `end` sees.
@@ -326,7 +339,20 @@ impl SelfAttention {
     /// [`Error::Size`] and [`Error::Invalid`] for tensors that do not fit `shape`, [`Error::NotFinite`]
     /// for inputs that are not finite and scores above the range of `T` (those below it get no weight).
     pub fn forward<T: Real>(&self, shape: &Shape, inputs: &Inputs<'_, T>) -> Result<Attended<T>, Error> {
-        let prepared = Prepared::new(self, shape, inputs)?;
+        self.forward_watched(shape, inputs, &Unwatched)
+    }
+
+    /// [`SelfAttention::forward`], stopping between two blocks once `watch` interrupts.
+    ///
+    /// # Errors
+    /// As [`SelfAttention::forward`], and [`Error::Interrupted`].
+    pub fn forward_watched<'a, T: Real>(
+        &self,
+        shape: &Shape,
+        inputs: &Inputs<'a, T>,
+        watch: &'a dyn Watch,
+    ) -> Result<Attended<T>, Error> {
+        let prepared = Prepared::new(self, shape, inputs, watch)?;
         let Shape { tokens, heads, value_size, .. } = *shape;
         let mut outputs = vec![T::zero(); tokens * heads * value_size];
         let mut log_normalizers = vec![T::zero(); tokens * heads];
@@ -384,6 +410,7 @@ impl SelfAttention {
         }
         let mut buffer = vec![T::zero(); count * KEYS.min(prepared.visible(rows.end))];
         for columns in prepared.key_blocks(rows.end) {
+            prepared.look()?;
             let weights = &mut buffer[..count * columns.len()];
             prepared.scores(head, rows, &columns, weights);
             for (i, row) in weights.chunks_mut(columns.len()).enumerate() {

@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+use headflow_model::Unwatched;
 use rayon::prelude::*;
 
 use crate::attention::{
@@ -69,7 +70,7 @@ impl SelfAttention {
         attended: &Attended<T>,
         gradient: &[T],
     ) -> Result<Gradients<T>, Error> {
-        let prepared = Prepared::new(self, shape, inputs)?;
+        let prepared = Prepared::new(self, shape, inputs, &Unwatched)?;
         let Shape { tokens, heads, key_value_heads, key_size, value_size } = *shape;
         let sizes = [
             ("the gradient", gradient.len(), value_size),

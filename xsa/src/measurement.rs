@@ -15,6 +15,7 @@
 
 use std::ops::Range;
 
+use headflow_model::{Unwatched, Watch};
 use rayon::prelude::*;
 
 use crate::attention::{Inputs, KEYS, Mask, Prepared, SelfAttention, Shape, SinkToken, query_blocks, row};
@@ -95,17 +96,30 @@ impl SelfAttention {
     /// # Errors
     /// As [`SelfAttention::forward`].
     pub fn measure<T: Real>(&self, shape: &Shape, inputs: &Inputs<'_, T>) -> Result<Measurement, Error> {
+        self.measure_watched(shape, inputs, &Unwatched)
+    }
+
+    /// [`SelfAttention::measure`], stopping between two blocks once `watch` interrupts.
+    ///
+    /// # Errors
+    /// As [`SelfAttention::forward`], and [`Error::Interrupted`].
+    pub fn measure_watched<'a, T: Real>(
+        &self,
+        shape: &Shape,
+        inputs: &Inputs<'a, T>,
+        watch: &'a dyn Watch,
+    ) -> Result<Measurement, Error> {
         // z and c = y . u together keep the digits of cos(y, v).
         let exclusive = Self { exclusive: true, ..self.clone() };
-        let attended = exclusive.forward(shape, inputs)?;
+        let attended = exclusive.forward_watched(shape, inputs, watch)?;
         let along = attended.removed.as_deref().unwrap_or_default();
-        let prepared = Prepared::new(self, shape, inputs)?;
-        let values = Values::new(&prepared);
+        let prepared = Prepared::new(self, shape, inputs, watch)?;
+        let values = Values::new(&prepared)?;
         let Shape { tokens, heads, key_value_heads, .. } = *shape;
         let blocks: Vec<Vec<HeadPart>> = query_blocks(tokens)
             .map(|rows| {
                 let part = |head| {
-                    let (sums, others) = rows_of(&prepared, &values, &attended.log_normalizers, head, &rows);
+                    let (sums, others) = rows_of(&prepared, &values, &attended.log_normalizers, head, &rows)?;
                     let measured = rows.clone().zip(sums).zip(others.chunks(shape.value_size));
                     let measured = measured.map(|((i, sums), others)| {
                         let at = i * heads + head;
@@ -116,11 +130,11 @@ impl SelfAttention {
                         });
                         values.measure(&prepared, (head, i), &sums, others, (output, along[at].wide()), sink)
                     });
-                    measured.collect()
+                    Ok(measured.collect())
                 };
                 (0..heads).into_par_iter().map(part).collect()
             })
-            .collect();
+            .collect::<Result<_, Error>>()?;
         let column = |k: usize| -> Vec<f64> {
             (0..heads).flat_map(|head| blocks.iter().flat_map(move |b| b[head].iter().map(move |p| p[k]))).collect()
         };
@@ -182,13 +196,14 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
 }
 
 impl Values {
-    fn new<T: Real>(prepared: &Prepared<'_, T>) -> Self {
+    fn new<T: Real>(prepared: &Prepared<'_, T>) -> Result<Self, Error> {
         let Shape { tokens, key_value_heads, value_size, .. } = prepared.shape;
         let mut units = vec![0.0; key_value_heads * tokens * value_size];
         let mut norms = vec![0.0; key_value_heads * tokens];
         let mut sums = vec![0.0; key_value_heads * value_size];
         let mut uniform = vec![0.0; key_value_heads * tokens];
         for owner in 0..key_value_heads {
+            prepared.look()?;
             let units = &mut units[owner * tokens * value_size..(owner + 1) * tokens * value_size];
             let norms = &mut norms[owner * tokens..(owner + 1) * tokens];
             let sum = &mut sums[owner * value_size..(owner + 1) * value_size];
@@ -209,7 +224,7 @@ impl Values {
                 uniform[owner * tokens + position] = cosine(&seen, direction);
             }
         }
-        Self { units, norms, sums, uniform }
+        Ok(Self { units, norms, sums, uniform })
     }
 
     fn unit(&self, shape: &Shape, owner: usize, position: usize) -> &[f64] {
@@ -295,7 +310,7 @@ fn rows_of<T: Real>(
     log_normalizers: &[T],
     head: usize,
     rows: &Range<usize>,
-) -> (Vec<Row>, Vec<T>) {
+) -> Result<(Vec<Row>, Vec<T>), Error> {
     let Shape { tokens, value_size, .. } = prepared.shape;
     let owner = prepared.shape.key_value_head(head);
     let norms = &values.norms[owner * tokens..(owner + 1) * tokens];
@@ -303,6 +318,7 @@ fn rows_of<T: Real>(
     let mut others = vec![T::zero(); rows.len() * value_size];
     let mut buffer = vec![T::zero(); rows.len() * KEYS.min(prepared.visible(rows.end))];
     for columns in prepared.key_blocks(rows.end) {
+        prepared.look()?;
         let width = columns.len();
         let weights = &mut buffer[..rows.len() * width];
         prepared.weights(head, rows, &columns, log_normalizers, weights);
@@ -328,5 +344,5 @@ fn rows_of<T: Real>(
         let weights = Matrix::new(weights, rows.len(), width, width);
         multiply(&mut others, T::one(), weights, prepared.value_block(owner, &columns), true, 1);
     }
-    (sums, others)
+    Ok((sums, others))
 }

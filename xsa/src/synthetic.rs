@@ -9,8 +9,8 @@
 //! query seeing every key. Other scores are normal with variance `spread^2 + beta^2 / d`, and `beta` is such
 //! that `a_ii` is close to what is asked for.
 
-use headflow_model::mean_and_error;
 use headflow_model::random::{Purpose, Stream};
+use headflow_model::{Unwatched, Watch, mean_and_error};
 
 use crate::attention::{Inputs, Mask, SelfAttention, Shape, Sinks};
 use crate::bias::Prediction;
@@ -109,6 +109,14 @@ impl Synthetic {
     /// # Errors
     /// [`Error::Invalid`] for a field outside its domain.
     pub fn draw(&self) -> Result<Tensors, Error> {
+        self.draw_watched(&Unwatched)
+    }
+
+    /// [`Synthetic::draw`], stopping between two tokens once `watch` interrupts.
+    ///
+    /// # Errors
+    /// As [`Synthetic::draw`], and [`Error::Interrupted`].
+    pub fn draw_watched(&self, watch: &dyn Watch) -> Result<Tensors, Error> {
         self.validate()?;
         let beta = self.beta();
         if !(beta.is_finite() && beta < self.key_size as f64) {
@@ -128,6 +136,9 @@ impl Synthetic {
             let stream = Stream::new(self.seed, Purpose::Values, sequence as u32);
             stream.normals(0, 0, 0, &mut common);
             for position in 0..tokens {
+                if watch.interrupted() {
+                    return Err(Error::Interrupted);
+                }
                 let at = position * sequences + sequence;
                 let value = &mut values[at * value_size..(at + 1) * value_size];
                 stream.normals(1, position as u32, 0, value);
@@ -150,10 +161,18 @@ impl Synthetic {
     /// # Errors
     /// As [`Synthetic::draw`] and [`SelfAttention::forward`].
     pub fn measure(&self) -> Result<Bias, Error> {
-        let (queries, keys, values) = self.draw()?;
+        self.measure_watched(&Unwatched)
+    }
+
+    /// [`Synthetic::measure`], stopping within the work once `watch` interrupts.
+    ///
+    /// # Errors
+    /// As [`Synthetic::measure`], and [`Error::Interrupted`].
+    pub fn measure_watched(&self, watch: &dyn Watch) -> Result<Bias, Error> {
+        let (queries, keys, values) = self.draw_watched(watch)?;
         let attention = SelfAttention { mask: Mask::Bidirectional, ..SelfAttention::default() };
         let inputs = Inputs { queries: &queries, keys: &keys, values: &values, sinks: Sinks::default() };
-        let measured = attention.measure(&self.shape(), &inputs)?;
+        let measured = attention.measure_watched(&self.shape(), &inputs, watch)?;
         let over = |f: &dyn Fn(usize) -> f64| {
             let (mean, standard_error) = mean_and_error((0..self.sequences).map(f));
             Average { mean, standard_error }

@@ -14,6 +14,7 @@
 //! covariance are half of second derivatives. With `s_h = b_h + l_11 x`, `s_h' = b_h' + l_21 x + l_22 y` the
 //! two-dimensional averages are products of matrices over `x`.
 
+use headflow_model::Watch;
 use nalgebra::{DMatrix, DMatrixView, DVector};
 use rayon::prelude::*;
 
@@ -29,7 +30,7 @@ struct Scores {
 }
 
 /// What is asked, beside the heads: weights of the two moments in the objective.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) struct Question<'a> {
     pub m: &'a DMatrix<f64>,
     pub r: &'a DMatrix<f64>,
@@ -41,6 +42,8 @@ pub(super) struct Question<'a> {
     /// Weights of `E[A_h,eps]` and `E[sum_l A_hl A_h'l]` in the objective.
     pub weights: [f64; 2],
     pub gradient: bool,
+    /// Once it interrupts, contributions are incomplete, and soon there.
+    pub watch: &'a dyn Watch,
 }
 
 /// The contribution of one head, or of one pair of heads (each counted once, not twice).
@@ -197,6 +200,9 @@ pub(super) fn single(question: &Question, h: usize) -> Contribution {
 }
 
 fn single_with(question: &Question, h: usize, component: &Component) -> Contribution {
+    if question.watch.interrupted() {
+        return Contribution::zero([h, h], question.m.ncols());
+    }
     let (background, relevant) = (question.scores([h, h]), question.relevant([h, h], component));
     let law = |s: &Scores| (s.mean[0], s.covariance[0]);
     let (from, to) = question.range(law(&background), law(&relevant));
@@ -459,7 +465,10 @@ pub(super) fn pair(question: &Question, h: usize, k: usize) -> Contribution {
 }
 
 fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, components: &[Component]) -> Contribution {
-    let Question { precision, gradient, .. } = *question;
+    let Question { precision, gradient, watch, .. } = *question;
+    if watch.interrupted() {
+        return Contribution::zero(heads, question.m.ncols());
+    }
     let [u, v] = question.lattices(heads, group.ranges);
     let others = question.others();
     let plain = Fields::new(&u, &v, &question.scores(heads), precision, gradient);
@@ -486,6 +495,9 @@ fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, componen
         .members
         .par_iter()
         .map(|&index| {
+            if watch.interrupted() {
+                return (Contribution::zero(heads, question.m.ncols()), None);
+            }
             let component = &components[index];
             let signal = Fields::new(&u, &v, &question.relevant(heads, component), precision, gradient);
             let absent = signal.x.map(|x| 1.0 - x);

@@ -13,6 +13,7 @@
 //! objective in the weight of a node, `d/db_h = E[h' pi_h]` and
 //! `d/dr_hh' = E[h'' pi_h pi_h' + h' (pi_h 1{h = h'} - pi_h pi_h')] / 2`, `pi_h = e^{s_h - lambda}`.
 
+use headflow_model::Watch;
 use headflow_model::random::{Purpose, Stream, normal_quantile};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
@@ -106,19 +107,21 @@ pub(crate) struct Law {
 }
 
 impl Law {
-    /// `[X, G_1, ..]` averaged, each on the whole lattice.
-    fn averages<const KERNELS: usize>(&self, lattice: &Laplace) -> Vec<f64> {
+    /// `[X, G_1, ..]` averaged, each on the whole lattice; none once `watch` interrupts.
+    fn averages<const KERNELS: usize>(&self, lattice: &Laplace, watch: &dyn Watch) -> Option<Vec<f64>> {
         let parts: Vec<Vec<f64>> = self
             .lambda
             .par_chunks(NODES_PER_TASK)
             .zip(self.weights.par_chunks(NODES_PER_TASK))
-            .map(|(lambda, weights)| table::<KERNELS>(lattice, &[0.0], None, (lambda, weights)))
-            .collect();
+            .map(|(lambda, weights)| {
+                (!watch.interrupted()).then(|| table::<KERNELS>(lattice, &[0.0], None, (lambda, weights)))
+            })
+            .collect::<Option<_>>()?;
         let mut sum = vec![0.0; KERNELS * lattice.len()];
         for part in parts {
             sum.iter_mut().zip(part).for_each(|(s, p)| *s += p);
         }
-        sum
+        Some(sum)
     }
 
     /// The law on a few hundred bins, for finding where it lies.
@@ -162,13 +165,15 @@ pub(crate) struct Shared {
 }
 
 /// Evaluates the moments; `weights` are those of the two in the objective, `sigma` the standard deviation of `lambda` if that is
-/// normal, else 0: a sum over heads has an edge below however wide its terms are. None where that would take too much work.
+/// normal, else 0: a sum over heads has an edge below however wide its terms are. None where that would take too much work, or
+/// `watch` interrupts it.
 pub(crate) fn shared(
     background: &Law,
     relevant: &Law,
     sigma: f64,
     weights: [f64; 2],
     precision: Precision,
+    watch: &dyn Watch,
 ) -> Option<Shared> {
     let (from, to) = range(&background.coarse(), &relevant.coarse(), precision);
     let step = precision.laplace_step(sigma);
@@ -178,7 +183,7 @@ pub(crate) fn shared(
     }
     let lattice = Laplace::new(step, from, to);
     let n = lattice.len();
-    let (plain, signal) = (background.averages::<3>(&lattice), relevant.averages::<3>(&lattice));
+    let (plain, signal) = (background.averages::<3>(&lattice, watch)?, relevant.averages::<3>(&lattice, watch)?);
     let others = precision.tokens - 1.0;
     let empty = || std::array::from_fn(|_| vec![0.0; n]);
     let mut answer = Shared { first: 0.0, second: 0.0, lattice, relevant: empty(), background: empty() };
@@ -259,18 +264,23 @@ impl HeadScores {
         Law { lambda, weights: nodes.weights.clone() }
     }
 
-    /// Derivatives of the objective in the mean (length `H`) and the covariance (`H x H`) of the scores.
+    /// Derivatives of the objective in the mean (length `H`) and the covariance (`H x H`) of the scores; none once
+    /// `watch` interrupts.
     pub fn gradient(
         &self,
         nodes: &Nodes,
         law: &Law,
         lattice: &Laplace,
         coefficients: &[Vec<f64>; 3],
-    ) -> (DVector<f64>, DMatrix<f64>) {
+        watch: &dyn Watch,
+    ) -> Option<(DVector<f64>, DMatrix<f64>)> {
         let heads = self.mean.len();
         let parts: Vec<(DVector<f64>, DMatrix<f64>)> = (0..nodes.len().div_ceil(NODES_PER_TASK))
             .into_par_iter()
             .map(|task| {
+                if watch.interrupted() {
+                    return None;
+                }
                 let from = task * NODES_PER_TASK;
                 let to = (from + NODES_PER_TASK).min(nodes.len());
                 let slopes = derivatives(lattice, coefficients, &law.lambda[from..to]);
@@ -288,9 +298,9 @@ impl HeadScores {
                         }
                     }
                 }
-                (of_mean, of_covariance)
+                Some((of_mean, of_covariance))
             })
-            .collect();
+            .collect::<Option<_>>()?;
         let (mut of_mean, mut of_covariance) = (DVector::zeros(heads), DMatrix::zeros(heads, heads));
         for (mean, covariance) in parts {
             of_mean += mean;
@@ -301,7 +311,7 @@ impl HeadScores {
                 of_covariance[(k, h)] = of_covariance[(h, k)];
             }
         }
-        (of_mean, of_covariance)
+        Some((of_mean, of_covariance))
     }
 }
 
@@ -324,6 +334,7 @@ pub(crate) struct Question<'a> {
     pub precision: Precision,
     pub weights: [f64; 2],
     pub gradient: bool,
+    pub watch: &'a dyn Watch,
 }
 
 /// Nodes for the scores of a token.
@@ -333,9 +344,9 @@ pub(crate) enum Rule {
     QuasiRandom(usize, u32),
 }
 
-/// The averages over all components, or nothing where the grid would be too large.
+/// The averages over all components, or nothing where the grid would be too large or the watch interrupts.
 pub(crate) fn evaluate(question: &Question, rule: &Rule) -> Option<Answer> {
-    let Question { m, r, precision, .. } = *question;
+    let Question { m, r, precision, watch, .. } = *question;
     let (heads, features) = m.shape();
     let plain = HeadScores::new(DVector::from_column_slice(question.b), r);
     let signal = match question.covariance {
@@ -357,7 +368,7 @@ pub(crate) fn evaluate(question: &Question, rule: &Rule) -> Option<Answer> {
             let shifted = HeadScores { mean: &signal.mean + m * &component.mean, factor: signal.factor.clone() };
             let relevant = shifted.law(&signal_nodes);
             let scale = question.weights.map(|w| w * component.weight);
-            let found = shared(&background, &relevant, sigma, scale, precision)?;
+            let found = shared(&background, &relevant, sigma, scale, precision, watch)?;
             let mut part = Answer {
                 first: component.weight * found.first,
                 second: component.weight * found.second,
@@ -366,8 +377,8 @@ pub(crate) fn evaluate(question: &Question, rule: &Rule) -> Option<Answer> {
                 r: DMatrix::zeros(heads, heads),
             };
             if question.gradient {
-                let (b, r) = plain.gradient(&plain_nodes, &background, &found.lattice, &found.background);
-                let (eb, er) = shifted.gradient(&signal_nodes, &relevant, &found.lattice, &found.relevant);
+                let (b, r) = plain.gradient(&plain_nodes, &background, &found.lattice, &found.background, watch)?;
+                let (eb, er) = shifted.gradient(&signal_nodes, &relevant, &found.lattice, &found.relevant, watch)?;
                 part.m += &eb * component.mean.transpose();
                 if let Some(covariance) = question.covariance {
                     part.m += &er * m * covariance * 2.0;
