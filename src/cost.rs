@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! bytes, held at once      points      S N L (F + H) 4 of S scrambles, and 8 (3 H + 2 F) 64 L for each thread
-//!                          records     8 T W of each path, W = 1 + H F + H^2 + H numbers at each of T times, and DOCUMENT T W
+//!                          records     PATH T W of each path, W = 1 + H F + H^2 + H numbers at each of T times, and DOCUMENT T W
 //!                          keys        4 (H + L) D of each replica
 //! operations, in all       steps       R D tau / gamma, each  B L (NUMBER + 4 H) D, or of the chain  B (10 L (F + H + 1) (1 + H / 4) + 4 H^3)
 //!                          averages    N L (4 H (H + F) + WEIGHT H) for each evaluation
@@ -33,8 +33,11 @@ const WEIGHT: f64 = 20.0;
 /// Samples side by side in [`headflow_theory::quasi_monte_carlo`].
 const LANES: f64 = 64.0;
 
-/// Bytes for a number of a result document, its mean and its standard error: as values, and as text.
-const DOCUMENT: f64 = 250.0;
+/// Bytes for a number of a result document, its mean and its standard error: as values, and as text (measured: 350 to 540).
+const DOCUMENT: f64 = 550.0;
+
+/// Bytes for a number of one path among several: its own, and copies on the way to means and arrays (measured: 8 to 12).
+const PATH: f64 = 24.0;
 
 /// Evaluations of a flow, at the least.
 const EVALUATIONS: f64 = 10.0;
@@ -134,7 +137,7 @@ impl Sizes {
         Part {
             field: if self.heads > self.times { "heads" } else { "records" },
             advice: "record fewer times, or use fewer heads, replicas or scrambles",
-            cost: Cost { operations: 10.0 * paths * numbers, bytes: numbers * (24.0 * paths + DOCUMENT * routes) },
+            cost: Cost { operations: 10.0 * paths * numbers, bytes: numbers * (PATH * paths + DOCUMENT * routes) },
             at_once: 0.0,
         }
     }
@@ -169,7 +172,7 @@ impl Sizes {
         vec![
             self.averages(self.scrambles, starts * EVALUATIONS),
             self.solver(spec, self.scrambles.min(self.threads)),
-            self.records(2.0 * paths, 1.0),
+            self.records(paths, 1.0),
         ]
     }
 
@@ -218,7 +221,7 @@ impl Sizes {
                     cost: Cost { operations: steps * step, bytes: replicas * bytes },
                     at_once: 0.0,
                 });
-                parts.push(self.records(4.0 * replicas, 2.0));
+                parts.push(self.records(replicas, 1.0));
             }
         }
         parts
