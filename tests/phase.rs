@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{headflow, ok, printed, refused};
+use common::{document, headflow, ok, printed, refused};
 use serde_json::{Value, json};
 
 #[test]
