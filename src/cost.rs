@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! bytes, held at once      points      S N L (F + H) 4 of S scrambles, and 8 (3 H + 2 F) 64 L for each thread
-//!                          records     8 T W of each path, W = 1 + H F + H^2 + H numbers at each of T times, and DOCUMENT T W
+//!                          records     PATH T W of each path, W = 1 + H F + H^2 + H numbers at each of T times, and DOCUMENT T W
 //!                          keys        4 (H + L) D of each replica
 //! operations, in all       steps       R D tau / gamma, each  B L (NUMBER + 4 H) D, or of the chain  B (10 L (F + H + 1) (1 + H / 4) + 4 H^3)
 //!                          averages    N L (4 H (H + F) + WEIGHT H) for each evaluation
-//! operations, in one go    a step, an evaluation, a loss on fresh samples: between two looks at an interruption
 //! ```
 //!
 //! An operation takes about a nanosecond. What cannot be known is counted from below (the steps of a flow); what can, from
-//! above. Work of hours shows its progress and can be interrupted, so that only the hopeless is refused.
+//! above. Work of hours shows its progress and can be interrupted at any time, so that only the hopeless is refused; the
+//! few things that nothing interrupts are held to some seconds.
 
 use headflow_model::{Activation, Bias, Cost, Error};
 use headflow_sims::sgd::Engine;
@@ -33,8 +33,11 @@ const WEIGHT: f64 = 20.0;
 /// Samples side by side in [`headflow_theory::quasi_monte_carlo`].
 const LANES: f64 = 64.0;
 
-/// Bytes for a number of a result document, its mean and its standard error: as values, and as text.
-const DOCUMENT: f64 = 250.0;
+/// Bytes for a number of a result document, its mean and its standard error: as values, and as text (measured: 350 to 540).
+const DOCUMENT: f64 = 550.0;
+
+/// Bytes for a number of one path among several: its own, and copies on the way to means and arrays (measured: 8 to 12).
+const PATH: f64 = 24.0;
 
 /// Evaluations of a flow, at the least.
 const EVALUATIONS: f64 = 10.0;
@@ -51,7 +54,7 @@ struct Part {
     advice: &'static str,
     /// In all.
     cost: Cost,
-    /// Operations between two looks at an interruption.
+    /// Operations that nothing interrupts.
     at_once: f64,
 }
 
@@ -109,7 +112,7 @@ impl Sizes {
         // One block of samples alone is too much of a sequence.
         let field = if 4.0 * LANES * length * (heads + features) + scratch > Cost::MOST_BYTES {
             "length"
-        } else if 4.0 * numbers > Cost::MOST_BYTES || self.evaluation() > Cost::MOST_OPERATIONS {
+        } else if 4.0 * numbers > Cost::MOST_BYTES {
             "points"
         } else {
             "scrambles"
@@ -121,7 +124,7 @@ impl Sizes {
                 operations: scrambles * (QUASI_NUMBER * numbers + evaluations * self.evaluation()),
                 bytes: sets * 4.0 * numbers + scratch,
             },
-            at_once: self.evaluation(),
+            at_once: 0.0,
         }
     }
 
@@ -131,7 +134,7 @@ impl Sizes {
         Part {
             field: if self.heads > self.times { "heads" } else { "records" },
             advice: "record fewer times, or use fewer heads, replicas or scrambles",
-            cost: Cost { operations: 10.0 * paths * numbers, bytes: numbers * (24.0 * paths + DOCUMENT * routes) },
+            cost: Cost { operations: 10.0 * paths * numbers, bytes: numbers * (PATH * paths + DOCUMENT * routes) },
             at_once: 0.0,
         }
     }
@@ -166,7 +169,7 @@ impl Sizes {
         vec![
             self.averages(self.scrambles, starts * EVALUATIONS),
             self.solver(spec, self.scrambles.min(self.threads)),
-            self.records(2.0 * paths, 1.0),
+            self.records(paths, 1.0),
         ]
     }
 
@@ -180,7 +183,7 @@ impl Sizes {
             field: "test_samples",
             advice: "use fewer test samples, or a shorter sequence",
             cost: Cost { operations: replicas * times * test, bytes: 0.0 },
-            at_once: test,
+            at_once: 0.0,
         };
         let mut parts = vec![losses];
         for engine in engines {
@@ -213,9 +216,9 @@ impl Sizes {
                         }
                     },
                     cost: Cost { operations: steps * step, bytes: replicas * bytes },
-                    at_once: step,
+                    at_once: 0.0,
                 });
-                parts.push(self.records(4.0 * replicas, 2.0));
+                parts.push(self.records(replicas, 1.0));
             }
         }
         parts
@@ -246,6 +249,7 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
         // One set of points after the other.
         Purpose::Loss => {
             let part = sizes.averages(1.0, 1.0);
+            // It shows no progress.
             vec![Part { at_once: part.cost.operations, ..part }]
         }
         Purpose::Flow => sizes.flows(spec, 1.0),
@@ -314,8 +318,8 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
     }
 }
 
-/// Refuses a completed spec whose run would hold more than `most_bytes`, do more than [`MOST_OPERATIONS`], or more between
-/// two looks at an interruption than [`Cost::MOST_OPERATIONS`].
+/// Refuses a completed spec whose run would hold more than `most_bytes`, do more than [`MOST_OPERATIONS`], or more than
+/// [`Cost::MOST_OPERATIONS`] of which nothing interrupts it.
 ///
 /// # Errors
 /// [`Error::TooCostly`]: the field that makes it so, what it needs, and what would be cheaper.

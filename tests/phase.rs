@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{headflow, ok, printed, refused};
+use common::{document, headflow, ok, printed, refused};
 use serde_json::{Value, json};
 
 #[test]
@@ -124,6 +124,24 @@ fn cells_that_fail_are_listed() {
         serde_json::from_str(&std::fs::read_to_string(root.path().join("f/result.json")).unwrap()).unwrap();
     assert_eq!(result["failed"].as_array().unwrap().len(), 2);
     assert!(result["maps"][0]["values"][0][0].is_number() && result["maps"][0]["values"][0][1].is_null());
+}
+
+/// Where every cell fails there is nothing to draw, and still one line.
+#[test]
+fn a_diagram_of_failures_is_one_line() {
+    let root = tempfile::tempdir().unwrap();
+    // Plateaus take at least 10 records; nothing but the flow finds that out.
+    let words =
+        "phase --quantity stages --records 5 --tau 1 --points 64 --x theta.nu=0,1 --y length=2,4 --json --out p";
+    let output = headflow(root.path(), &words.split(' ').collect::<Vec<_>>());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.starts_with("headflow: 4 of 4 cells failed; the first at theta.nu = 0, length = 2: "), "{error}");
+    assert!(error.contains("no finite value"), "{error}");
+    let result = document(&String::from_utf8(output.stdout).unwrap());
+    assert_eq!(result["failed"].as_array().unwrap().len(), 4);
+    assert!(root.path().join("p/result.json").exists() && !root.path().join("p/phase.png").exists());
 }
 
 #[test]

@@ -20,7 +20,7 @@ use headflow::theory::stability::rate_along;
 use nalgebra::DMatrix;
 use serde_json::{Map, Value, json};
 
-use super::{Clock, folder, headed, illustrated, made, prepared, print};
+use super::{Clock, folder, headed, illustrated, made, prepared, print, document, names};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, work_has_stopped, writing, writing_result};
 
@@ -264,7 +264,15 @@ fn compute_and_draw(
     folder.write_document(&result)?;
     folder.remove(CHECKPOINT)?;
     let path = folder.path().to_path_buf();
-    let files = illustrated(&path, || figure(&path, &path.join(name)));
+    let draw = || figure(&path, &path.join(name));
+    // What has failed is one line, whatever it keeps from being drawn.
+    let (files, undrawn) = match failed.is_empty() {
+        true => (illustrated(&path, draw), String::new()),
+        false => match draw() {
+            Ok(files) => (format!(", {}", names(&path, &files)), String::new()),
+            Err(error) => (String::new(), format!(" (and there is no figure: {error})")),
+        },
+    };
     drop(writing);
     let count: usize = panels.iter().map(Panel::len).sum();
     let text = format!(
@@ -276,7 +284,7 @@ fn compute_and_draw(
     );
     print(request, &result, &text);
     if let Some(first) = failed.first() {
-        eprintln!("headflow: {} of {count} cells failed; the first at {first}", failed.len());
+        eprintln!("headflow: {} of {count} cells failed; the first at {first}{undrawn}", failed.len());
         return Ok(2);
     }
     Ok(0)

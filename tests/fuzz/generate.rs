@@ -131,6 +131,11 @@ pub fn call(draw: &mut Draw, material: &Material) -> Call {
         let count = if draw.chance(0.03) { draw.pick(ABSURD) } else { draw.pick(&["1", "1", "2", "3", "3"]) };
         call.flags.push(vec!["--threads".into(), count.into()]);
     }
+    if draw.chance(0.02) {
+        let memory =
+            if draw.chance(0.3) { draw.pick(ABSURD) } else { draw.pick(&["0", "1e-300", "0.001", "1", "1.5"]) };
+        call.flags.push(vec!["--memory".into(), memory.into()]);
+    }
     if draw.chance(0.03) && !call.is("doctor") {
         let folder = draw.pick(&["out", "a/b/c", "", ".", "spec.json", "/dev/null", "/proc/none", "out\nput", "ö"]);
         call.flags.push(vec!["--out".into(), folder.into()]);
@@ -314,7 +319,9 @@ impl Maker<'_> {
         let features = self.features;
         let size = |m: &mut Self| -> f64 {
             if far && m.draw.chance(0.5) {
-                m.draw.pick(&[0.0, 1e-300, 1e-100, 1e-20, 1e-8, 1e-3, 10.0, 30.0, 1e3, 1e6, 1e20, 1e160, 1e300])
+                m.draw.pick(&[
+                    0.0, 0.0, 1e-300, 1e-100, 1e-20, 1e-8, 1e-3, 1e-3, 10.0, 30.0, 1e2, 1e3, 1e4, 1e5, 1e6, 1e300,
+                ])
             } else {
                 (1e3 * m.draw.within(0.3, 3.0)).round() / 1e3
             }
@@ -593,7 +600,9 @@ impl Maker<'_> {
                 self.put("at", |_| "plateaus".into());
                 self.put("heads", |m| m.heads.to_string());
                 self.learning(zero);
-                self.times(60.0);
+                let last = self.number(5.0, 60.0);
+                self.put("tau", |_| last);
+                self.put("records", |m| m.count(10, 60));
                 self.criteria();
             }
             _ => {
@@ -684,8 +693,13 @@ impl Maker<'_> {
             "stages",
             "growth-rate",
         ]);
-        let theta = self.draw.pick(&["flip:1", "flip:2,1", "gaussian:mean=0:sd=1", "sphere:nu=2:features=2"]);
+        let theta = self.draw.pick(&["flip:1", "flip:2,1", "gaussian:mean=0.5:sd=1", "sphere:nu=2:features=2"]);
         self.put("theta", |_| theta.into());
+        let parts: &[&str] = match theta {
+            "flip:2,1" => &["theta.nu", "theta.nu[0]", "theta.nu[1]", "theta.scale"],
+            "gaussian:mean=0.5:sd=1" => &["theta.sd", "theta.mean", "theta.mean[0]", "theta.scale"],
+            _ => &["theta.nu", "theta.scale"],
+        };
         match quantity {
             "bayes-risk" => {}
             "optimal-loss" | "regret" => {
@@ -711,37 +725,21 @@ impl Maker<'_> {
         if self.draw.chance(0.9) {
             self.put("quantity", |_| quantity.into());
         }
-        for side in ["x", "y"] {
-            let axis = self.axis(side == "x");
+        let other: &[&str] = match quantity {
+            "bayes-risk" => &["length", "tolerance"],
+            "optimal-loss" | "regret" => &["length", "heads", "seed"],
+            "growth-rate" => &["length", "points", "seed"],
+            _ => &["length", "points", "key_scale"],
+        };
+        for (side, own) in [("x", parts), ("y", other)] {
+            let any = ["theta", "theta.nu[9]", "gamma", "m0", "attention", "records", "nonsense"];
+            let field = if self.draw.chance(self.odd) { self.draw.pick(&any) } else { self.draw.pick(own) };
+            let axis = self.axis(field);
             self.put(side, |_| axis);
         }
     }
 
-    fn axis(&mut self, theta: bool) -> String {
-        let field = if theta {
-            self.draw.pick(&[
-                "theta.nu",
-                "theta.scale",
-                "theta.sd",
-                "theta.mean",
-                "theta.nu[0]",
-                "theta.nu[9]",
-                "theta",
-            ])
-        } else {
-            self.draw.pick(&[
-                "length",
-                "length",
-                "length",
-                "heads",
-                "tolerance",
-                "seed",
-                "gamma",
-                "m0",
-                "points",
-                "tau",
-            ])
-        };
+    fn axis(&mut self, field: &str) -> String {
         let range = |m: &mut Self| match field {
             "length" => m.draw.pick(&["2,4", "3,100000", "2:6:2", "log:2:100:3"]).to_string(),
             "heads" => "1,2".into(),

@@ -20,6 +20,7 @@ pub fn check_again(call: &Call, document: &Value, draw: &mut Draw, program: &str
         "bayes" => bayes(document, draw),
         "optimum" => optimum(document, program),
         "flow" => flow(document, program),
+        "stability" => stability(document, program),
         _ => Ok(false),
     }
 }
@@ -227,6 +228,43 @@ fn flow(document: &Value, program: &str) -> Result<bool, Fault> {
         return Ok(false);
     };
     same("the loss at the end", last("loss").as_f64().unwrap_or(f64::NAN), number(&second, "loss"), 2.0 * tolerance)
+}
+
+/// The largest growth rate at k = 0, by quadrature, against sampled averages.
+fn stability(document: &Value, program: &str) -> Result<bool, Fault> {
+    let spec = &document["spec"];
+    let size = number(spec, "length") * number(spec, "heads");
+    // Differences of gradients magnify the error of looser quadratures.
+    if spec["at"] != "unspecialised"
+        || spec["evaluator"] != "quadrature"
+        || number(spec, "tolerance") > 1e-8
+        || size > 200.0
+    {
+        return Ok(false);
+    }
+    let text = |name: &str| spec[name].as_str().unwrap_or_default().to_string();
+    let mut flags = words(&[
+        ("length", spec["length"].to_string()),
+        ("heads", spec["heads"].to_string()),
+        ("theta", spec["theta"].to_string()),
+        ("attention", text("attention")),
+        ("bias", text("bias")),
+        ("aggregation", text("aggregation")),
+        ("gamma", "0".into()),
+    ]);
+    flags.extend(SAMPLED.iter().map(|(name, value)| vec![format!("--{name}"), value.to_string()]));
+    let call = Call { command: vec!["stability".into()], flags, ..Call::default() }.with(&["--json"]);
+    let Ok((End::Done, Some(second))) = check(&call, &call.run(program)) else { return Ok(false) };
+    let rate = |document: &Value, name: &str| number(&document["points"][0]["modes"][0], name);
+    let (exact, sampled, error) = (rate(document, "rate"), rate(&second, "rate"), rate(&second, "standard_error"));
+    let allowed = MOST_DEVIATION * error + 1e-3 * exact.abs() + 1e-4;
+    if !((exact - sampled).abs() <= allowed) {
+        return Err(Fault::new(
+            "second evaluator",
+            format!("the largest rate is {exact} by quadrature, {sampled} +- {error:.1e} by quasi-Monte Carlo"),
+        ));
+    }
+    Ok(true)
 }
 
 fn same(what: &str, first: f64, second: f64, allowed: f64) -> Result<bool, Fault> {
