@@ -33,6 +33,9 @@ const WEIGHT: f64 = 20.0;
 /// Samples side by side in [`headflow_theory::quasi_monte_carlo`].
 const LANES: f64 = 64.0;
 
+/// Samples that one thread takes on, likewise.
+const TASK: f64 = 16.0 * LANES;
+
 /// Bytes for a number of a result document, its mean and its standard error: as values, and as text (measured: 350 to 540).
 const DOCUMENT: f64 = 550.0;
 
@@ -101,14 +104,14 @@ impl Sizes {
         if self.sampled { points * length * heads * (4.0 * (heads + features) + WEIGHT) } else { 0.0 }
     }
 
-    /// `sets` sets of points held at once, and `evaluations` on each of the scrambles.
-    fn averages(&self, sets: f64, evaluations: f64) -> Part {
-        let Self { heads, features, length, points, threads, scrambles, .. } = *self;
+    /// `sets` sets of points held at once, and `evaluations` on each of the scrambles, `together` blocks at once.
+    fn averages(&self, sets: f64, evaluations: f64, together: f64) -> Part {
+        let Self { heads, features, length, points, scrambles, .. } = *self;
         if !self.sampled {
             return Part { field: "tolerance", advice: "", cost: Cost::default(), at_once: 0.0 };
         }
         let numbers = points * length * (heads + features);
-        let scratch = threads.min((points / LANES).max(1.0)) * 8.0 * LANES * length * (3.0 * heads + 2.0 * features);
+        let scratch = together * 8.0 * LANES * length * (3.0 * heads + 2.0 * features);
         // One block of samples alone is too much of a sequence.
         let field = if 4.0 * LANES * length * (heads + features) + scratch > Cost::MOST_BYTES {
             "length"
@@ -167,7 +170,7 @@ impl Sizes {
     fn flows(&self, spec: &Spec, starts: f64) -> Vec<Part> {
         let paths = starts * self.scrambles;
         vec![
-            self.averages(self.scrambles, starts * EVALUATIONS),
+            self.averages(self.scrambles, starts * EVALUATIONS, self.threads),
             self.solver(spec, self.scrambles.min(self.threads)),
             self.records(paths, 1.0),
         ]
@@ -248,7 +251,7 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
         Purpose::Bayes => Vec::new(),
         // One set of points after the other.
         Purpose::Loss => {
-            let part = sizes.averages(1.0, 1.0);
+            let part = sizes.averages(1.0, 1.0, threads.min((sizes.points / TASK).ceil()));
             // It shows no progress.
             vec![Part { at_once: part.cost.operations, ..part }]
         }
@@ -262,7 +265,7 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
             parts
         }
         Purpose::Stability => {
-            let mut parts = vec![sizes.averages(scrambles, 1.0)];
+            let mut parts = vec![sizes.averages(scrambles, 1.0, threads)];
             // The keys of the unspecialised points span no more than one direction beside the spikes.
             let columns = if spec.at == Some(At::Unspecialised) { heads.min(2.0) } else { heads };
             let all = heads * (features + columns + 1.0);
@@ -276,7 +279,7 @@ fn parts(spec: &Spec, purpose: Purpose) -> Vec<Part> {
             let starts = spec.starts.unwrap_or(1) as f64;
             let variables = heads * (features + 2.0 * heads + 1.0);
             vec![
-                sizes.averages(scrambles, starts / scrambles * DESCENT),
+                sizes.averages(scrambles, starts / scrambles * DESCENT, threads),
                 Part {
                     field: "starts",
                     advice: "use fewer starts or heads",
