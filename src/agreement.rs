@@ -17,11 +17,19 @@
 //! Student `t` (Welch-Satterthwaite degrees of freedom), and is reported as the normal deviate of
 //! equal probability, "standard errors" below.
 //!
-//! A single deviation of a right theory exceeds [`THRESHOLD`] standard errors with probability
-//! `6e-5`. The largest of `N` deviations is given the same chance, so its limit is somewhat higher,
-//! 5.5 for two thousand (Bonferroni: it holds however they depend on each other). The verdict is
-//! `agree` when no quantity at any time exceeds that limit. With one dimension `a` and `b / D`
-//! cannot be told apart, and the verdict is `undetermined`.
+//! A single deviation of a right theory exceeds [`THRESHOLD`] standard errors with probability at
+//! most `6e-5` (less where its standard error was raised). The largest of `N` deviations is given the
+//! same chance, so its limit is somewhat higher, 5.5 for two thousand (Bonferroni: it holds however
+//! they depend on each other). The verdict is
+//!
+//! - `agree` when no quantity at any time exceeds that limit;
+//! - `disagree` when one does, even less [`remainder`], what the term of order `1/D^2` may leave;
+//! - `undetermined` when the remainder may be all that exceeds the limit (larger dimensions tell); with
+//!   one dimension, where `a` and `b / D` cannot be told apart; and when replicas are so few that
+//!   nothing could have exceeded the limit: beyond [`BLIND`] of its own standard errors.
+//!
+//! `examples/false_alarms.rs` measures how often a right theory exceeds a limit, by kind of quantity,
+//! and how wrong a theory must be to be found.
 
 use headflow_model::{Quantity, Shape, Trajectory, larger, largest_size, mean_and_error};
 use serde::{Deserialize, Serialize};
@@ -35,6 +43,27 @@ pub const THRESHOLD: f64 = 4.0;
 pub fn limit(count: usize) -> f64 {
     let normal = Normal::standard();
     normal.inverse_cdf(normal.sf(THRESHOLD) / count.max(1) as f64).abs()
+}
+
+/// Standard errors, of a mean over few replicas, beyond which a limit shows no disagreement: Student's
+/// `t` exceeds it at two thousand looks when there are two or three replicas.
+pub const BLIND: f64 = 1000.0;
+
+/// What a term `c / D^2` may leave in the intercept of a line in `1/D`, when the line's slope is
+/// `slope` at most: `sum_D w_D c / D^2` (`-c / (D_1 D_2)` with two dimensions) for
+///
+/// ```text
+/// |c| = 8 (F + H) |b|.
+/// ```
+///
+/// `c` cannot be told from `a` by two dimensions, as `b` cannot by one. The factor is a scale of
+/// dimension: `F + H` directions of `D` are not noise. Measured at `F + H = 6` over three attentions
+/// and dimensions from 16 to 500, `|c / b|` is at most 33, with `b` the largest of a kind of quantity
+/// over all times (`theory/README.md` section 10).
+pub fn remainder(shape: Shape, dimensions: &[usize], slope: f64) -> f64 {
+    let Some(weights) = intercept_weights(dimensions) else { return f64::INFINITY };
+    let left: f64 = weights.iter().zip(dimensions).map(|(w, &d)| w / d as f64 / d as f64).sum();
+    8.0 * (shape.features + shape.heads) as f64 * (left * slope).abs()
 }
 
 /// One dimension's replicas and what theory says of them.
@@ -60,7 +89,7 @@ pub struct Measured<'a> {
 pub enum Outcome {
     /// No deviation above the threshold.
     Agree,
-    /// A deviation above the threshold that no `1/D` bias explains.
+    /// A deviation above the threshold that neither the `1/D` bias nor a term in `1/D^2` explains.
     Disagree,
     /// The data cannot tell.
     Undetermined,
@@ -174,8 +203,7 @@ struct Sample {
 pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
     let dimensions: Vec<usize> = measured.iter().map(|m| m.dimension).collect();
     let replicas = measured.iter().map(|m| m.simulated.len()).min().unwrap_or(0);
-    let times =
-        measured.iter().flat_map(|m| m.simulated.iter().chain(&m.predicted).map(|t| t.times.len())).min().unwrap_or(0);
+    let times = common_times(measured);
     let undetermined = |summary: String, rows: Vec<Row>, worst| Agreement {
         outcome: Outcome::Undetermined,
         summary,
@@ -195,46 +223,8 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
         );
     }
     let shape = first.shape;
-    let weights = intercept_weights(&dimensions);
-    let mut rows = Vec::new();
-    let mut comparisons = 0;
-    for (quantity, mut row) in compared(shape) {
-        let differences: Vec<Vec<Vec<f64>>> =
-            measured.iter().map(|m| (0..times).map(|t| differences(m, shape, t, quantity)).collect()).collect();
-        let largest_deviation = |samples: &[Sample]| {
-            let deviations = steady(samples).into_iter().enumerate().map(|(t, sample)| {
-                let theory = theory_variance(measured, shape, t, quantity);
-                let size = value(shape, &measured[0].predicted[0].rows[t], quantity).abs();
-                deviation(first.times[t], sample.mean, [sample, theory], ROUNDING * (1.0 + size))
-            });
-            let counted: Vec<Deviation> = deviations.collect();
-            let count = counted.iter().filter(|d| d.standard_errors != 0.0).count();
-            let largest =
-                counted.into_iter().max_by(|a, b| a.standard_errors.abs().total_cmp(&b.standard_errors.abs()));
-            (largest, count)
-        };
-        let at_dimension = |d: &Vec<Vec<f64>>| -> Vec<Sample> { d.iter().map(|values| Sample::of(values)).collect() };
-        row.at_dimensions = differences.iter().filter_map(|d| largest_deviation(&at_dimension(d)).0).collect();
-        if let Some(weights) = &weights {
-            // Replica by replica: the noise that the dimensions share is in every term.
-            let intercepts: Vec<Sample> = (0..times)
-                .map(|t| {
-                    let of = |k: usize| weights.iter().zip(&differences).map(|(w, d)| w * d[t][k]).sum();
-                    Sample::of(&(0..replicas).map(of).collect::<Vec<f64>>())
-                })
-                .collect();
-            let (largest, count) = largest_deviation(&intercepts);
-            (row.extrapolated, comparisons) = (largest, comparisons + count);
-        }
-        // The bias where it is largest, at the largest dimension.
-        let biases = differences.last().map(at_dimension).unwrap_or_default();
-        let at = (0..times).max_by(|&s, &t| biases[s].mean.abs().total_cmp(&biases[t].mean.abs()));
-        row.bias_coefficient = at.and_then(|t| {
-            let means: Vec<f64> = differences.iter().map(|d| Sample::of(&d[t]).mean).collect();
-            slope(&dimensions, &means)
-        });
-        rows.push(row);
-    }
+    let courses = courses(measured, shape, times, replicas);
+    let rows: Vec<Row> = courses.iter().map(|course| course.row.clone()).collect();
     let largest = |pick: &dyn Fn(&Row) -> Option<Deviation>| {
         rows.iter()
             .filter_map(|row| pick(row).map(|d| (row.name(), d)))
@@ -266,25 +256,185 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
     };
     let size = found.standard_errors.abs();
     let list = dimensions.iter().map(|d| d.to_string()).collect::<Vec<_>>().join(", ");
+    let comparisons = courses.iter().map(Course::comparisons).sum();
     let threshold = limit(comparisons);
     if !size.is_finite() {
         return undetermined(not_finite(&name, &found), rows, None);
     }
-    let (outcome, relation) =
-        if size <= threshold { (Outcome::Agree, "within") } else { (Outcome::Disagree, "beyond") };
-    let alone = if measured.iter().any(|m| m.scrambles < 2) {
-        "; one scramble leaves the theory's own error out (use --scrambles 8)"
-    } else {
-        ""
+    let said = |found: &Deviation, name: &str| {
+        let time = (found.time * 1e6).round() / 1e6;
+        format!("({name} at tau = {time}: {:+.2e} +- {:.1e})", found.value, found.standard_error)
     };
-    let summary = format!(
-        "extrapolated from D = {list} to infinity, the largest of {comparisons} deviations is {size:.2} standard \
-         errors ({name} at tau = {}: {:+.2e} +- {:.1e}), {relation} the {threshold:.2} that a right theory may show among so many{alone}",
-        (found.time * 1e6).round() / 1e6,
-        found.value,
-        found.standard_error
-    );
-    Agreement { outcome, summary, threshold, dimensions, worst, rows }
+    let grounds = |size: f64, said: String, relation: &str| {
+        let alone = if measured.iter().any(|m| m.scrambles < 2) {
+            "; one scramble leaves the theory's own error out (use --scrambles 8)"
+        } else {
+            ""
+        };
+        format!(
+            "extrapolated from D = {list} to infinity, the largest of {comparisons} deviations is {size:.2} standard \
+             errors {said}, {relation} the {threshold:.2} that a right theory may show among so many{alone}"
+        )
+    };
+    let judged = |outcome, summary, worst| Agreement {
+        outcome,
+        summary,
+        threshold,
+        dimensions: dimensions.clone(),
+        worst,
+        rows: rows.clone(),
+    };
+    if size <= threshold {
+        let needed = student_deviate(threshold, replicas as f64 - 1.0);
+        if needed > BLIND {
+            let summary = format!(
+                "the mean of {replicas} replicas counts as a deviation only beyond {needed:.0e} of its standard errors, so \
+                 nothing could disagree: use more --replicas (8 is a good number)"
+            );
+            return judged(Outcome::Undetermined, summary, worst);
+        }
+        return judged(Outcome::Agree, grounds(size, said(&found, &name), "within"), worst);
+    }
+    // Beyond the limit: is there one that is so without the most that 1/D^2 may leave?
+    let clear = courses
+        .iter()
+        .flat_map(|course| {
+            let left = remainder(shape, &dimensions, largest_slope(&courses, &course.row.quantity));
+            course.extrapolated.iter().map(move |look| (course, look, look.judged(left).standard_errors.abs(), left))
+        })
+        .max_by(|a, b| a.2.total_cmp(&b.2));
+    match clear {
+        Some((course, look, size, left)) if !(size <= threshold) => {
+            let (name, found) = (course.row.name(), look.deviation());
+            let size = found.standard_errors.abs();
+            let left =
+                format!("{}, also less the {left:.1e} that a term of order 1/D^2 may leave", said(&found, &name));
+            judged(Outcome::Disagree, grounds(size, left, "beyond"), Some((name, found)))
+        }
+        _ => {
+            let left = remainder(shape, &dimensions, largest_slope(&courses, quantity_of(&rows, &name)));
+            let beyond = grounds(size, said(&found, &name), "beyond");
+            let summary = format!(
+                "{beyond}, but a term of order 1/D^2 may leave {left:.1e}: use larger --dimensions to tell it from disagreement"
+            );
+            judged(Outcome::Undetermined, summary, worst)
+        }
+    }
+}
+
+/// Every deviation, extrapolated to `D -> infinity`, that [`judge`] judges: for each quantity (in a row
+/// that has its name alone) one at each time. Empty with one dimension or one replica.
+pub fn deviations(measured: &[Measured<'_>]) -> Vec<(Row, Vec<Deviation>)> {
+    let replicas = measured.iter().map(|m| m.simulated.len()).min().unwrap_or(0);
+    let Some(shape) = measured.iter().find_map(|m| m.simulated.first()).map(|t| t.shape).filter(|_| replicas > 1)
+    else {
+        return Vec::new();
+    };
+    courses(measured, shape, common_times(measured), replicas)
+        .into_iter()
+        .map(|course| (course.row, course.extrapolated.iter().map(Look::deviation).collect()))
+        .collect()
+}
+
+/// The number of recorded times that all trajectories reached.
+fn common_times(measured: &[Measured<'_>]) -> usize {
+    measured.iter().flat_map(|m| m.simulated.iter().chain(&m.predicted).map(|t| t.times.len())).min().unwrap_or(0)
+}
+
+/// One quantity at one time: its deviation and what that is made of.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    time: f64,
+    value: f64,
+    parts: [Sample; 2],
+    rounding: f64,
+}
+
+impl Look {
+    fn deviation(&self) -> Deviation {
+        deviation(self.time, self.value, self.parts, self.rounding)
+    }
+
+    /// The deviation, less an `allowance` for what is no disagreement.
+    fn judged(&self, allowance: f64) -> Deviation {
+        let value = if self.value.abs() <= allowance { 0.0 } else { self.value - allowance.copysign(self.value) };
+        deviation(self.time, value, self.parts, self.rounding)
+    }
+}
+
+/// One quantity at all times.
+struct Course {
+    row: Row,
+    /// Extrapolated to `D -> infinity`; empty with one dimension.
+    extrapolated: Vec<Look>,
+    /// Largest size of `b` in `b / D` over time.
+    slope: f64,
+}
+
+impl Course {
+    /// Deviations that count as looks.
+    fn comparisons(&self) -> usize {
+        self.extrapolated.iter().filter(|look| look.deviation().standard_errors != 0.0).count()
+    }
+}
+
+/// The largest `b` of a kind of quantity.
+fn largest_slope(courses: &[Course], quantity: &str) -> f64 {
+    largest_size(courses.iter().filter(|c| c.row.quantity == quantity).map(|c| c.slope))
+}
+
+/// The kind of the quantity with this name.
+fn quantity_of<'a>(rows: &'a [Row], name: &str) -> &'a str {
+    rows.iter().find(|row| row.name() == name).map_or("", |row| &row.quantity)
+}
+
+/// The largest of a quantity's deviations.
+fn largest_deviation(looks: &[Look]) -> Option<Deviation> {
+    looks.iter().map(Look::deviation).max_by(|a, b| a.standard_errors.abs().total_cmp(&b.standard_errors.abs()))
+}
+
+/// Every quantity at every time, at each dimension and extrapolated.
+fn courses(measured: &[Measured<'_>], shape: Shape, times: usize, replicas: usize) -> Vec<Course> {
+    let dimensions: Vec<usize> = measured.iter().map(|m| m.dimension).collect();
+    let weights = intercept_weights(&dimensions);
+    let clock = |t: usize| measured[0].simulated[0].times[t];
+    let course = |(quantity, mut row): (Option<Quantity>, Row)| {
+        let differences: Vec<Vec<Vec<f64>>> =
+            measured.iter().map(|m| (0..times).map(|t| differences(m, shape, t, quantity)).collect()).collect();
+        let looks = |samples: &[Sample]| -> Vec<Look> {
+            let looks = steady(samples).into_iter().enumerate().map(|(t, sample)| {
+                let theory = theory_variance(measured, shape, t, quantity);
+                let size = value(shape, &measured[0].predicted[0].rows[t], quantity).abs();
+                Look { time: clock(t), value: sample.mean, parts: [sample, theory], rounding: ROUNDING * (1.0 + size) }
+            });
+            looks.collect()
+        };
+        let at_dimensions: Vec<Vec<Sample>> =
+            differences.iter().map(|d| d.iter().map(|values| Sample::of(values)).collect()).collect();
+        row.at_dimensions = at_dimensions.iter().filter_map(|samples| largest_deviation(&looks(samples))).collect();
+        let mut extrapolated = Vec::new();
+        if let Some(weights) = &weights {
+            // Replica by replica: the noise that the dimensions share is in every term.
+            let intercepts: Vec<Sample> = (0..times)
+                .map(|t| {
+                    let of = |k: usize| weights.iter().zip(&differences).map(|(w, d)| w * d[t][k]).sum();
+                    Sample::of(&(0..replicas).map(of).collect::<Vec<f64>>())
+                })
+                .collect();
+            extrapolated = looks(&intercepts);
+            row.extrapolated = largest_deviation(&extrapolated);
+        }
+        let slopes: Vec<f64> = (0..times)
+            .filter_map(|t| slope(&dimensions, &at_dimensions.iter().map(|d| d[t].mean).collect::<Vec<f64>>()))
+            .collect();
+        // The bias where it is largest, at the largest dimension.
+        let at = at_dimensions
+            .last()
+            .and_then(|last| (0..times).max_by(|&s, &t| last[s].mean.abs().total_cmp(&last[t].mean.abs())));
+        row.bias_coefficient = at.and_then(|t| slopes.get(t).copied());
+        Course { row, extrapolated, slope: largest_size(&slopes) }
+    };
+    compared(shape).into_iter().map(course).collect()
 }
 
 /// Judges two engines, which must have the same law at every dimension: differences of means, with no
@@ -295,31 +445,16 @@ pub fn judge(measured: &[Measured<'_>], complete: bool) -> Agreement {
 pub fn judge_engines(one: &[Measured<'_>], other: &[Measured<'_>], complete: bool) -> Agreement {
     let dimensions: Vec<usize> = one.iter().map(|m| m.dimension).collect();
     let replicas = one.iter().chain(other).map(|m| m.simulated.len()).min().unwrap_or(0);
-    let times = one.iter().chain(other).flat_map(|m| m.simulated.iter().map(|t| t.times.len())).min().unwrap_or(0);
-    let mut rows = Vec::new();
-    let mut comparisons = 0;
-    let shape = one.iter().find_map(|m| m.simulated.first()).map(|t| t.shape);
-    if let (Some(shape), true) = (shape, replicas > 1) {
-        for (quantity, mut row) in compared(shape) {
-            for (one, other) in one.iter().zip(other) {
-                let samples = |measured: &Measured<'_>| -> Vec<Sample> {
-                    let at = |t: usize| -> Vec<f64> {
-                        measured.simulated.iter().map(|run| value(shape, &run.rows[t], quantity)).collect()
-                    };
-                    steady(&(0..times).map(|t| Sample::of(&at(t))).collect::<Vec<_>>())
-                };
-                let deviations = samples(one).into_iter().zip(samples(other)).enumerate().map(|(t, (a, b))| {
-                    deviation(one.simulated[0].times[t], a.mean - b.mean, [a, b], ROUNDING * (1.0 + b.mean.abs()))
-                });
-                let counted: Vec<Deviation> = deviations.collect();
-                comparisons += counted.iter().filter(|d| d.standard_errors != 0.0).count();
-                row.at_dimensions.extend(
-                    counted.into_iter().max_by(|a, b| a.standard_errors.abs().total_cmp(&b.standard_errors.abs())),
-                );
-            }
-            rows.push(row);
-        }
-    }
+    let courses = engine_courses(one, other);
+    let looks = || courses.iter().flat_map(|(_, at_dimensions)| at_dimensions.iter().flatten());
+    let comparisons = looks().filter(|look| look.deviation().standard_errors != 0.0).count();
+    let rows: Vec<Row> = courses
+        .iter()
+        .map(|(row, at_dimensions)| Row {
+            at_dimensions: at_dimensions.iter().filter_map(|looks| largest_deviation(looks)).collect(),
+            ..row.clone()
+        })
+        .collect();
     let worst = rows
         .iter()
         .flat_map(|row| row.at_dimensions.iter().zip(&dimensions).map(|(d, dimension)| (row.name(), *dimension, d)))
@@ -334,8 +469,25 @@ pub fn judge_engines(one: &[Measured<'_>], other: &[Measured<'_>], complete: boo
         }
         Some((name, dimension, found)) => {
             let size = found.standard_errors.abs();
-            let (outcome, relation) =
-                if size <= threshold { (Outcome::Agree, "within") } else { (Outcome::Disagree, "beyond") };
+            let needed = student_deviate(threshold, 2.0 * (replicas as f64 - 1.0));
+            let (outcome, relation) = match size <= threshold {
+                true if needed > BLIND => {
+                    let summary = format!(
+                        "means of {replicas} replicas count as different only beyond {needed:.0e} standard errors, so \
+                         nothing could disagree: use more --replicas (8 is a good number)"
+                    );
+                    return Agreement {
+                        outcome: Outcome::Undetermined,
+                        summary,
+                        threshold,
+                        dimensions,
+                        worst: worst.map(|(name, _, deviation)| (name, deviation)),
+                        rows,
+                    };
+                }
+                true => (Outcome::Agree, "within"),
+                false => (Outcome::Disagree, "beyond"),
+            };
             let summary = format!(
                 "at equal D, the largest of {comparisons} differences is {size:.2} standard errors ({name} at D = \
                  {dimension}, tau = {}: {:+.2e} +- {:.1e}), {relation} the {threshold:.2} that one law may show among so many",
@@ -354,6 +506,44 @@ pub fn judge_engines(one: &[Measured<'_>], other: &[Measured<'_>], complete: boo
         worst: worst.map(|(name, _, deviation)| (name, deviation)),
         rows,
     }
+}
+
+/// The differences that [`judge_engines`] judges: for each quantity one at each dimension and time.
+pub fn engine_deviations(one: &[Measured<'_>], other: &[Measured<'_>]) -> Vec<(Row, Vec<Deviation>)> {
+    engine_courses(one, other)
+        .into_iter()
+        .map(|(row, looks)| (row, looks.iter().flatten().map(Look::deviation).collect()))
+        .collect()
+}
+
+/// Every quantity at each dimension and time, one engine less the other. Empty with one replica.
+fn engine_courses(one: &[Measured<'_>], other: &[Measured<'_>]) -> Vec<(Row, Vec<Vec<Look>>)> {
+    let runs = || one.iter().chain(other);
+    let replicas = runs().map(|m| m.simulated.len()).min().unwrap_or(0);
+    let times = runs().flat_map(|m| m.simulated.iter().map(|t| t.times.len())).min().unwrap_or(0);
+    let Some(shape) = one.iter().find_map(|m| m.simulated.first()).map(|t| t.shape).filter(|_| replicas > 1) else {
+        return Vec::new();
+    };
+    let course = |(quantity, row): (Option<Quantity>, Row)| {
+        let at_dimensions = one.iter().zip(other).map(|(one, other)| {
+            let samples = |measured: &Measured<'_>| -> Vec<Sample> {
+                let at = |t: usize| -> Vec<f64> {
+                    measured.simulated.iter().map(|run| value(shape, &run.rows[t], quantity)).collect()
+                };
+                steady(&(0..times).map(|t| Sample::of(&at(t))).collect::<Vec<_>>())
+            };
+            let pairs = samples(one).into_iter().zip(samples(other)).enumerate();
+            let looks = pairs.map(|(t, (a, b))| Look {
+                time: one.simulated[0].times[t],
+                value: a.mean - b.mean,
+                parts: [a, b],
+                rounding: ROUNDING * (1.0 + b.mean.abs()),
+            });
+            looks.collect()
+        });
+        (row, at_dimensions.collect())
+    };
+    compared(shape).into_iter().map(course).collect()
 }
 
 /// Why there is no verdict where a deviation is no number.
@@ -443,6 +633,20 @@ fn normal_deviate(t: f64, freedom: f64) -> f64 {
     // Beyond double precision's tail probabilities the deviate itself is reported.
     let deviate = if tail > 1e-300 { Normal::standard().inverse_cdf(tail).abs() } else { magnitude.min(37.0) };
     deviate.copysign(t)
+}
+
+/// The Student `t` with `freedom` degrees that is as improbable as the normal `deviate > 0`: the inverse of
+/// [`normal_deviate`]; infinite beyond `1e15`.
+fn student_deviate(deviate: f64, freedom: f64) -> f64 {
+    let (mut low, mut high) = (deviate.ln(), 1e15_f64.ln());
+    if normal_deviate(high.exp(), freedom) < deviate {
+        return f64::INFINITY;
+    }
+    while high - low > 1e-9 {
+        let middle = 0.5 * (low + high);
+        if normal_deviate(middle.exp(), freedom) < deviate { low = middle } else { high = middle }
+    }
+    high.exp()
 }
 
 /// Weights `w` of the intercept `a = sum w_D delta_D` of a line in `1/D`, least squares weighted by `D`.
@@ -589,6 +793,110 @@ mod tests {
         }
     }
 
+    /// What a term in `1/D^2` leaves is not called a disagreement, and what exceeds it is.
+    #[test]
+    fn a_term_of_order_one_over_d_squared_is_no_disagreement() {
+        // H = 2, F = 1: |c| = 24 |b|.
+        for dimensions in [&[16, 32][..], &[16, 32, 64]] {
+            let curve = |d: usize| 24.0 * 300.0 / (d * d) as f64;
+            let left: f64 =
+                intercept_weights(dimensions).unwrap().iter().zip(dimensions).map(|(w, &d)| w * curve(d)).sum();
+            assert!((remainder(SHAPE, dimensions, -300.0) - left.abs()).abs() < 1e-12);
+        }
+        assert!((remainder(SHAPE, &[16, 32], 300.0) - 24.0 * 300.0 / 512.0).abs() < 1e-12);
+        let theory = theory();
+        for seed in 0..20 {
+            let judged = |offset: f64| {
+                let at = |d: usize| (d, replicas(seed, d, offset + 6000.0 / (d * d) as f64, 300.0));
+                judge(&measured_of(&[at(16), at(32)], &theory), true)
+            };
+            let curved = judged(0.0);
+            assert_eq!(curved.outcome, Outcome::Undetermined, "{}", curved.summary);
+            assert!(curved.summary.contains("larger --dimensions"), "{}", curved.summary);
+            assert_eq!(judged(100.0).outcome, Outcome::Disagree);
+        }
+    }
+
+    /// A verdict that could not have been otherwise is none: two or three replicas, right or wrong.
+    #[test]
+    fn replicas_too_few_to_disagree_cannot_tell() {
+        let theory = theory();
+        for seed in 0..20 {
+            let judged = |count: usize, offset: f64| {
+                let runs = |d: usize| (d, replicas(seed, d, offset, 0.0).into_iter().take(count).collect());
+                judge(&measured_of(&[runs(500), runs(1000)], &theory), true)
+            };
+            for (count, offset) in [(2, 0.0), (2, 3.0), (3, 0.0), (3, 3.0)] {
+                let verdict = judged(count, offset);
+                assert_eq!(verdict.outcome, Outcome::Undetermined, "{}", verdict.summary);
+                assert!(verdict.summary.contains("use more --replicas"), "{}", verdict.summary);
+            }
+            assert_eq!(judged(4, 0.0).outcome, Outcome::Agree);
+            assert_eq!(judged(4, 100.0).outcome, Outcome::Disagree);
+        }
+    }
+
+    /// Replicas as skewed as the simulations' and more, dependent in time as theirs: no more deviations
+    /// exceed 3 than the law says, and no more experiments a limit for one false alarm in ten, with
+    /// few replicas and many, two dimensions and three. The normal law in place of Student's would not hold.
+    #[test]
+    fn the_stated_level_holds_for_skewed_replicas() {
+        const EXPERIMENTS: usize = 400;
+        let theory = theory();
+        let width = SHAPE.width();
+        // Lognormal with skewness 3 scale = 0.95 at D = 100, falling as 1/sqrt(D), and spread 1/sqrt(D).
+        let skewed = |experiment: usize, dimension: usize, replica: usize| -> Trajectory {
+            let stream = Stream::new(7 + experiment as u64, Purpose::Test, replica as u32);
+            let root = (dimension as f64).sqrt();
+            let scale = 3.0 / root;
+            let mut run = theory.clone();
+            let (mut state, mut z) = (vec![0.0f64; width], vec![0.0f32; width]);
+            for (t, row) in run.rows.iter_mut().enumerate() {
+                stream.normals(dimension as u64, t as u32, 0, &mut z);
+                let (kept, fresh) = if t == 0 { (0.0, 1.0) } else { (0.7, (1.0f64 - 0.49).sqrt()) };
+                for ((v, z), s) in row.iter_mut().zip(&z).zip(&mut state) {
+                    *s = kept * *s + fresh * f64::from(*z);
+                    *v += ((scale * *s).exp() - (0.5 * scale * scale).exp()) / scale / root + 60.0 / dimension as f64;
+                }
+            }
+            run
+        };
+        // A rate over experiments with its standard error.
+        let rate = |values: Vec<f64>| mean_and_error(values.iter().copied());
+        for (count, dimensions) in
+            [(4, &[100, 200][..]), (8, &[100, 200]), (20, &[100, 200]), (8, &[100, 200, 400]), (20, &[100, 200, 400])]
+        {
+            let (mut beyond, mut normal, mut alarms) = (Vec::new(), Vec::new(), Vec::new());
+            for experiment in 0..EXPERIMENTS {
+                let runs: Vec<_> = dimensions
+                    .iter()
+                    .map(|&d| (d, (0..count).map(|replica| skewed(experiment, d, replica)).collect()))
+                    .collect();
+                let looks: Vec<Deviation> =
+                    deviations(&measured_of(&runs, &theory)).into_iter().flat_map(|(_, looks)| looks).collect();
+                let share = |of: &dyn Fn(&Deviation) -> f64| {
+                    looks.iter().filter(|d| of(d).abs() > 3.0).count() as f64 / looks.len() as f64
+                };
+                beyond.push(share(&|d| d.standard_errors));
+                normal.push(share(&|d| d.value / d.standard_error));
+                let limit = Normal::standard().inverse_cdf(0.05 / looks.len() as f64).abs();
+                alarms.push(f64::from(u8::from(looks.iter().any(|d| d.standard_errors.abs() > limit))));
+            }
+            let stated = 2.0 * Normal::standard().sf(3.0);
+            let ((beyond, error), (normal, normal_error)) = (rate(beyond), rate(normal));
+            assert!(
+                beyond < stated + 4.0 * error,
+                "{count} replicas, D = {dimensions:?}: {beyond} +- {error} beyond 3"
+            );
+            if count == 4 {
+                assert!(normal > stated + 4.0 * normal_error, "the test could not fail: {normal} +- {normal_error}");
+            }
+            let alarms = rate(alarms).0;
+            let most = 0.1 + 4.0 * (0.1f64 * 0.9 / EXPERIMENTS as f64).sqrt();
+            assert!(alarms < most, "{count} replicas, D = {dimensions:?}: {alarms} false alarms");
+        }
+    }
+
     /// Rounding of single precision is no deviation, however small the spread.
     #[test]
     fn rounding_is_no_deviation() {
@@ -645,5 +953,11 @@ mod tests {
         // P(t_7 > 4.785) = 0.001 = P(z > 3.090).
         assert!((normal_deviate(4.785_29, 7.0) - 3.090_23).abs() < 1e-3);
         assert!((normal_deviate(-2.5, 1e9) + 2.5).abs() < 1e-12);
+        assert!((student_deviate(3.090_23, 7.0) - 4.785_29).abs() < 1e-3);
+        // One degree of freedom is Cauchy's law: P(t > x) = 1 / (pi x) far out.
+        let tail = Normal::standard().sf(5.5);
+        let cauchy = 1.0 / (std::f64::consts::PI * tail);
+        assert!((student_deviate(5.5, 1.0) / cauchy - 1.0).abs() < 1e-6);
+        assert_eq!(student_deviate(30.0, 1.0), f64::INFINITY);
     }
 }
