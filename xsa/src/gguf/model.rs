@@ -150,7 +150,7 @@ impl Plan {
         // Kept until the end: the measurement in double precision, its arrays in single precision.
         let kept = layers * (8.0 * (11.0 * heads + 2.0 * groups) + 4.0 * 8.0 * heads);
         let of_token = 4.0 * single + 8.0 * double + kept;
-        weights + largest + tokens as f64 * of_token + 4.0 * TOKENS_AT_ONCE as f64 * vocabulary
+        weights + largest + tokens as f64 * of_token + 4.0 * TOKENS_AT_ONCE.min(tokens) as f64 * vocabulary
     }
 }
 
