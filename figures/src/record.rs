@@ -244,12 +244,29 @@ impl ResultFolder {
                 extra.insert(name.into(), value.clone());
             }
         }
+        // A table that ends after a whole record shows beside the document alone.
+        let recorded: Vec<(String, usize)> = document["routes"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|route| Some((route["route"].as_str()?.to_string(), route["times"].as_array()?.len())))
+            .filter(|(_, times)| *times > 0)
+            .collect();
         let Header { command, spec } = Header::deserialize(document)
             .map_err(|e| Error::unreadable(&header, format!("not a complete headflow result: {e}")))?;
 
         let table = path.join("series.csv");
         let file = File::open(&table).map_err(|e| Error::reading(&table, e))?;
         let series = read_csv(BufReader::new(file), &table.display().to_string()).map_err(Error::Series)?;
+        for (route, times) in recorded {
+            let found = series.iter().find(|series| series.route == route).map_or(0, |s| s.values.times.len());
+            if found != times {
+                let problem = format!(
+                    "route \"{route}\" has {found} times, but {times} in result.json: the file is truncated, or of another run"
+                );
+                return Err(Error::unreadable(&table, problem));
+            }
+        }
         let series = series
             .into_iter()
             .map(|series| {
@@ -436,6 +453,24 @@ mod tests {
             fs::write(&header, text.replace("\"heads\":4", "\"heads\":5")).unwrap();
         });
         assert!(other.contains("4 heads") && other.contains("has 5"), "{other}");
+    }
+
+    /// A table cut after a whole record is one that fewer times were recorded in: the document tells.
+    #[test]
+    fn a_table_that_is_shorter_than_its_document_is_truncated() {
+        let fixture = Fixture::new(Activation::Softmax, Routes::All, 11);
+        let header = fixture.path().join("result.json");
+        let mut document: Value = serde_json::from_str(&fs::read_to_string(&header).unwrap()).unwrap();
+        let mut with = |times: usize| {
+            document["routes"] = serde_json::json!([{"route": "theory", "times": vec![0.0; times]}]);
+            fs::write(&header, document.to_string()).unwrap();
+            ResultFolder::open(fixture.path())
+        };
+        with(11).unwrap();
+        for times in [10, 12] {
+            let message = with(times).unwrap_err().to_string();
+            assert!(message.contains("has 11 times, but ") && message.contains("truncated"), "{message}");
+        }
     }
 
     #[test]
