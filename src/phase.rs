@@ -426,10 +426,10 @@ impl Diagram {
     }
 
     /// A cell's spec as it is asked for, and completed.
-    fn settled(&self, i: usize, j: usize, reader: Reader) -> Result<(Spec, Spec), Error> {
+    fn resolved(&self, i: usize, j: usize, reader: Reader) -> Result<(Spec, Spec), Error> {
         let spec = Spec::from_map(&with(&self.fields, &self.parameters(i, j))?)?;
         spec.validate()?;
-        spec.settled(reader)
+        spec.resolved(reader)
     }
 
     /// Looks at every cell before any work, and gives the fields that all have in common: with the axes they are the
@@ -452,7 +452,7 @@ impl Diagram {
             return Ok(common);
         }
         let reader = Reader::from(self.quantity.purpose());
-        Err(reader.refusal(&unread, &self.settled(0, 0, reader)?.0))
+        Err(reader.refusal(&unread, &self.resolved(0, 0, reader)?.0))
     }
 
     /// The same for a diagram that was begun: fields that no cell reads were no obstacle then.
@@ -491,7 +491,7 @@ impl Diagram {
             let mut first: Option<Map<String, Value>> = None;
             for (i, a) in self.x.values.iter().enumerate() {
                 let place = || format!("at {} = {a}, {} = {b}", self.x.field, self.y.field);
-                let (asked, done) = self.settled(i, j, reader).map_err(|error| Error::unreadable(place(), error))?;
+                let (asked, done) = self.resolved(i, j, reader).map_err(|error| Error::unreadable(place(), error))?;
                 unread.retain(|field| !reader.reads(field, &asked));
                 let document = done.document()?;
                 if let Some(common) = &mut common {
@@ -509,7 +509,7 @@ impl Diagram {
                 }
             }
         }
-        let (spec, _) = self.settled(0, 0, reader)?;
+        let (spec, _) = self.resolved(0, 0, reader)?;
         for (side, axis, other, effective) in [("x", &self.x, &self.y, along_x), ("y", &self.y, &self.x, along_y)] {
             if effective {
                 continue;

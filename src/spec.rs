@@ -652,7 +652,7 @@ impl Spec {
             FIELDS.iter().filter(|field| given.iter().any(|name| name == field.name) && unread(field)).collect()
         };
         self.validate()?;
-        let (asked, done) = match self.settled(reader) {
+        let (asked, done) = match self.resolved(reader) {
             Ok(both) => both,
             Err(error) => {
                 let unread = refused(&|field| !reader.may_read(field));
@@ -665,7 +665,7 @@ impl Spec {
 
     /// The spec as it was asked for, with its choices made, and completed. The former says what is read: what follows from
     /// a field, like `r0` from `key_scale`, does not undo that it was.
-    pub(crate) fn settled(&self, reader: Reader) -> Result<(Self, Self), Error> {
+    pub(crate) fn resolved(&self, reader: Reader) -> Result<(Self, Self), Error> {
         // What a figure has of its own stays as it set it.
         let never: Vec<&Field> = FIELDS.iter().filter(|field| !reader.may_read(field) && !reader.owns(field)).collect();
         let mut asked = self.without(&never)?;
