@@ -392,13 +392,18 @@ fn rank(field: &str) -> u8 {
 /// # Errors
 /// As [`set`] and [`Spec::complete`].
 pub fn cell(fields: &Map<String, Value>, quantity: Quantity, values: &[(&str, f64)]) -> Result<Spec, Error> {
+    Spec::recorded(&with(fields, values)?, quantity.purpose())
+}
+
+/// Fields with parameters set, the general before the part.
+fn with(fields: &Map<String, Value>, values: &[(&str, f64)]) -> Result<Map<String, Value>, Error> {
     let mut fields = fields.clone();
     let mut values = values.to_vec();
     values.sort_by_key(|(field, _)| rank(field));
     for (field, value) in values {
         set(&mut fields, field, value)?;
     }
-    Spec::recorded(&fields, quantity.purpose())
+    Ok(fields)
 }
 
 /// A phase diagram: a quantity over two parameters, and the other fields that were given.
@@ -421,8 +426,18 @@ impl Diagram {
     /// # Errors
     /// As [`cell`].
     pub fn cell(&self, i: usize, j: usize) -> Result<Spec, Error> {
-        let values = [(&*self.x.field, self.x.values[i]), (&*self.y.field, self.y.values[j])];
-        cell(&self.fields, self.quantity, &values)
+        cell(&self.fields, self.quantity, &self.parameters(i, j))
+    }
+
+    fn parameters(&self, i: usize, j: usize) -> [(&str, f64); 2] {
+        [(&self.x.field, self.x.values[i]), (&self.y.field, self.y.values[j])]
+    }
+
+    /// A cell's spec as it is asked for, and completed.
+    fn resolved(&self, i: usize, j: usize, reader: Reader) -> Result<(Spec, Spec), Error> {
+        let spec = Spec::from_map(&with(&self.fields, &self.parameters(i, j))?)?;
+        spec.validate()?;
+        spec.resolved(reader)
     }
 
     /// Looks at every cell before any work, and gives the fields that all have in common: with the axes they are the
@@ -445,7 +460,8 @@ impl Diagram {
         if unread.is_empty() {
             return Ok(common);
         }
-        Err(Reader::from(self.quantity.purpose()).refusal(&unread, &self.cell(0, 0)?))
+        let reader = Reader::from(self.quantity.purpose());
+        Err(reader.refusal(&unread, &self.resolved(0, 0, reader)?.0))
     }
 
     /// The same for a diagram that was begun: fields that no cell reads were no obstacle then.
@@ -484,12 +500,12 @@ impl Diagram {
             let mut first: Option<Map<String, Value>> = None;
             for (i, a) in self.x.values.iter().enumerate() {
                 let place = || format!("at {} = {a}, {} = {b}", self.x.field, self.y.field);
-                let spec = self
-                    .cell(i, j)
-                    .and_then(|spec| cost::check(&spec, reader.purpose, most_bytes).map(|()| spec))
+                let (asked, done) = self
+                    .resolved(i, j, reader)
+                    .and_then(|both| cost::check(&both.1, reader.purpose, most_bytes).map(|()| both))
                     .map_err(|error| Error::unreadable(place(), error))?;
-                unread.retain(|field| !reader.reads(field, &spec));
-                let document = spec.document()?;
+                unread.retain(|field| !reader.reads(field, &asked));
+                let document = done.document()?;
                 if let Some(common) = &mut common {
                     common.retain(|name, value| document.get(name) == Some(value));
                 } else {
@@ -505,7 +521,7 @@ impl Diagram {
                 }
             }
         }
-        let spec = self.cell(0, 0)?;
+        let (spec, _) = self.resolved(0, 0, reader)?;
         for (side, axis, other, effective) in [("x", &self.x, &self.y, along_x), ("y", &self.y, &self.x, along_y)] {
             if effective {
                 continue;

@@ -681,29 +681,33 @@ impl Spec {
     }
 
     fn finish(self, reader: Reader, given: &[String]) -> Result<Self, Error> {
-        self.validate()?;
-        // What a figure has of its own stays as it set it.
-        let never: Vec<&Field> = FIELDS.iter().filter(|field| !reader.may_read(field) && !reader.owns(field)).collect();
         let refused = |unread: &dyn Fn(&Field) -> bool| -> Vec<&Field> {
             FIELDS.iter().filter(|field| given.iter().any(|name| name == field.name) && unread(field)).collect()
         };
-        let mut spec = self.without(&never)?;
-        let filled = match spec.clone().filled(reader.purpose) {
-            Ok(filled) => filled,
+        self.validate()?;
+        let (asked, done) = match self.resolved(reader) {
+            Ok(both) => both,
             Err(error) => {
                 let unread = refused(&|field| !reader.may_read(field));
-                return Err(if unread.is_empty() { error } else { reader.refusal(&unread, &spec) });
+                return Err(if unread.is_empty() { error } else { reader.refusal(&unread, &self) });
             }
         };
-        // Choices decide what is read; what follows from a field, like r0 from key_scale, does not undo that it was.
-        (spec.evaluator, spec.at) = (filled.evaluator, filled.at);
-        let unread = refused(&|field| !reader.reads(field, &spec));
-        if !unread.is_empty() {
-            return Err(reader.refusal(&unread, &spec));
-        }
+        let unread = refused(&|field| !reader.reads(field, &asked));
+        if unread.is_empty() { Ok(done) } else { Err(reader.refusal(&unread, &asked)) }
+    }
+
+    /// The spec as it was asked for, with its choices made, and completed. The former says what is read: what follows from
+    /// a field, like `r0` from `key_scale`, does not undo that it was.
+    pub(crate) fn resolved(&self, reader: Reader) -> Result<(Self, Self), Error> {
+        // What a figure has of its own stays as it set it.
+        let never: Vec<&Field> = FIELDS.iter().filter(|field| !reader.may_read(field) && !reader.owns(field)).collect();
+        let mut asked = self.without(&never)?;
+        let filled = asked.clone().filled(reader.purpose)?;
+        (asked.evaluator, asked.at) = (filled.evaluator, filled.at);
         let useless = |field: &&Field| !reader.reads(field, &filled) && !reader.owns(field);
         let unread: Vec<&Field> = FIELDS.iter().filter(useless).collect();
-        Ok(Self { reader: Some(reader), ..filled.without(&unread)? })
+        let done = Self { reader: Some(reader), ..filled.without(&unread)? };
+        Ok((asked, done))
     }
 
     /// Checks every field's own domain, whoever reads it.

@@ -655,7 +655,13 @@ fn an_axis_without_effect_is_refused() {
         y: axis("y", "gamma=0,1"),
         fields: Map::new(),
     };
-    diagram.check(headflow::model::Cost::MOST_BYTES).unwrap();
+    let most = headflow::model::Cost::MOST_BYTES;
+    diagram.check(most).unwrap();
+    // What follows from a field does not undo that it is read.
+    let fields = map(json!({"key_scale": 0.1, "tau": 3}));
+    let common =
+        Diagram { x: axis("x", "length=3,4"), y: axis("y", "gamma=0,1"), fields, ..diagram }.check(most).unwrap();
+    assert!(common.contains_key("r0") && common["tau"] == 3.0);
     // A list is logarithmic where its steps are.
     for (list, log) in [
         ("length=10,100,1000", true),
