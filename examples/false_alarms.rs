@@ -25,7 +25,7 @@ use statrs::distribution::{ContinuousCDF, Normal};
 /// Chances of a false alarm that are measured.
 const LEVELS: [f64; 4] = [0.3, 0.1, 0.03, 0.01];
 /// Relative errors that are planted.
-const PLANTED: [f64; 7] = [0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3];
+const PLANTED: [f64; 8] = [0.02, 0.03, 0.05, 0.1, 0.12, 0.15, 0.2, 0.5];
 
 /// One dimension with the replicas of all experiments.
 struct Pool {
