@@ -7,6 +7,7 @@
 #![warn(missing_docs)]
 
 pub mod attention;
+mod cost;
 mod error;
 pub mod exponential;
 mod extremes;
@@ -20,6 +21,7 @@ mod trajectory;
 mod watch;
 
 pub use attention::{Activation, Aggregation, Attention, Bias, Lanes};
+pub use cost::Cost;
 pub use error::Error;
 pub use extremes::{larger, largest, largest_size, smallest};
 pub use order_parameters::{NotPositive, OrderParameters, biases, lower_factor};
