@@ -7,6 +7,7 @@ use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, finite};
+use crate::extremes::largest_size;
 use crate::random::normal_quantile;
 
 /// Most features.
@@ -75,8 +76,9 @@ impl Theta {
             return Err(Error::invalid("theta", format!("has {f} features, above the limit of {MAX_FEATURES}")));
         }
         self.check_shape(f)?;
-        let size = self.second_moment().diagonal().amax().sqrt();
-        if size > MAX_SIGNAL {
+        let size = largest_size(self.second_moment().diagonal().iter()).sqrt();
+        // Not `size > MAX_SIGNAL`, which NaN passes.
+        if !(size <= MAX_SIGNAL) {
             return Err(Error::invalid(
                 "theta",
                 format!(
@@ -163,9 +165,10 @@ impl Theta {
                 };
                 mean[i] * mean[j] + spread
             }),
-            Self::Discrete { points, weights } => {
-                DMatrix::from_fn(f, f, |i, j| points.iter().zip(weights).map(|(p, w)| w * p[i] * p[j]).sum())
-            }
+            // A point without weight adds nothing, however far away.
+            Self::Discrete { points, weights } => DMatrix::from_fn(f, f, |i, j| {
+                points.iter().zip(weights).filter(|(_, w)| **w > 0.0).map(|(p, w)| w * p[i] * p[j]).sum()
+            }),
             Self::Sphere { nu, features } => DMatrix::identity(f, f) * (nu * nu / *features as f64),
         }
     }

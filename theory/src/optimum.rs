@@ -30,7 +30,7 @@ use argmin::core::{CostFunction, Executor, Gradient, IterState};
 use argmin::solver::linesearch::MoreThuenteLineSearch;
 use argmin::solver::quasinewton::LBFGS;
 use headflow_model::random::{Purpose, Stream, normal_quantile};
-use headflow_model::{Activation, Bias, Error, Theta, Watch, biases};
+use headflow_model::{Activation, Bias, Cost, Error, Theta, Watch, biases};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
@@ -210,7 +210,11 @@ pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch
     options.validate(parameters.heads, parameters.features)?;
     let starts = Starts::new(evaluator.task().theta(), parameters, options);
     let count = options.extra_starts.len() + options.starts;
-    let mut ends: Vec<End> = Vec::with_capacity(count);
+    // Every end is held: parameters and gradient, in the span of the spikes.
+    let of_end = (2 * size_of::<f64>() * parameters.heads * (parameters.features + 1) + size_of::<End>() + 64) as f64;
+    let cost = Cost { operations: 0.0, bytes: count as f64 * of_end };
+    cost.check("starts", "take fewer starts")?;
+    let mut ends: Vec<End> = Vec::new();
     while ends.len() < count {
         let chunk: Vec<End> = (ends.len()..count.min(ends.len() + TOGETHER))
             .into_par_iter()
@@ -261,7 +265,7 @@ pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch
 ///
 /// by central differences: `2 H` evaluations, and one more for half-norm. An evaluator with sampling errors has
 /// them here too, and heads that are off give eigenvalues of 0. So does `C` without an empty column: there the
-/// keys have `H` directions, and at a stationary point `M` vanishes.
+/// keys have `H` directions, and at a stationary point `M` vanishes. NaN where the evaluator has no numbers.
 pub fn lowest_curvature_outside<E: Evaluator>(evaluator: &E, at: &Coordinates) -> f64 {
     lowest_outside(evaluator, at).map_or(0.0, |(curvature, ..)| curvature)
 }
@@ -282,6 +286,10 @@ fn lowest_outside<E: Evaluator>(evaluator: &E, at: &Coordinates) -> Option<(f64,
         for (head, gb) in evaluator.moments(at).gb.into_iter().enumerate() {
             curvature[(head, head)] -= gb / 2.0;
         }
+    }
+    // No eigenvalues where the evaluator has no numbers: nobody knows.
+    if !curvature.iter().all(|v| v.is_finite()) {
+        return Some((f64::NAN, DVector::zeros(heads), column));
     }
     let eigen = ((&curvature + curvature.transpose()) * 0.5).symmetric_eigen();
     let lowest = (0..heads).min_by(|&i, &j| eigen.eigenvalues[i].total_cmp(&eigen.eigenvalues[j]))?;
@@ -654,7 +662,7 @@ fn widen<E: Evaluator>(evaluator: &E, mut group: Group, options: &Options, watch
         };
         group.outside = curvature;
         group.outside_evaluations += 2 * group.parameters.heads + usize::from(group.parameters.rule == Bias::HalfNorm);
-        if curvature >= negative || watch.interrupted() {
+        if !(curvature < negative) || watch.interrupted() {
             return group;
         }
         let mut moved = at.c;

@@ -21,7 +21,7 @@ pub(crate) mod signals;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headflow_model::{Activation, Attention, Error, Task, mean_and_error};
+use headflow_model::{Activation, Attention, Budget, Cost, Error, Task, larger, largest, largest_size, mean_and_error};
 use nalgebra::DMatrix;
 use rayon::prelude::*;
 
@@ -38,7 +38,7 @@ pub const TIGHTEST: f64 = 1e-13;
 pub const LOOSEST: f64 = 1e-2;
 
 /// How far beyond the tolerance steps are chosen for: `Lambda = MARGIN - ln(tolerance)`.
-const MARGIN: f64 = 7.0;
+pub(crate) const MARGIN: f64 = 7.0;
 
 /// The check's `Lambda`, as a fraction.
 const COARSER: f64 = 0.75;
@@ -54,20 +54,37 @@ const SAFETY: f64 = 10.0;
 
 /// Errors are up to this many times `e^{-Lambda}`: towards the edge of the strip the kernels `G_k` grow like `a^k`, which makes for
 /// powers of `Lambda`, more for the gradient than for the loss.
-const PREFACTORS: [f64; 2] = [100.0, 1000.0];
+pub(crate) const PREFACTORS: [f64; 2] = [100.0, 1000.0];
 
 /// Added to `Lambda` where the gradient is wanted too.
 const MORE_FOR_GRADIENT: f64 = 2.5;
 
-/// Rounding of a sum of many terms.
+/// Rounding of a sum of many terms: beside it there is that of the scores and of `ln u`, relative to their size, of which a
+/// moment changes by less than it is.
 const ROUNDING: f64 = 5e-14;
 
-/// Most multiplications of one evaluation, and most points `(t, t')` of a pair, or of a score (some are held at once).
-const MOST_WORK: f64 = 4e10;
+/// Operations of an evaluation, all its refinements together.
+const MOST_OPERATIONS: f64 = 2.0 * Cost::MOST_OPERATIONS;
+
+/// Operations of a multiplication in a product of matrices.
+const MULTIPLICATION: f64 = 0.2;
+
+/// Most points `(t, t')` of a pair, or of a score (some are held at once).
 const MOST_POINTS: f64 = 6e6;
 
-/// Keys from this size on have their work counted before it is done.
+/// Scores wider than this, and more heads and pairs with more components than this, have their work counted before it is done:
+/// below, none takes more than 2e8 operations.
 const COUNTED: f64 = 6.0;
+const COUNTED_PIECES: f64 = 100.0;
+
+/// More of those are not even counted: each takes 1e6 operations and more.
+const MOST_PIECES: f64 = 2e4;
+
+/// Biases beyond this size are looked at for what they do: a head may be off, or the 1 of softmax1 have no weight.
+const FAR: f64 = 1e3;
+
+/// Largest score and `ln u`: rounding of larger ones spoils all digits that are left.
+const LARGEST_SCORE: f64 = 1e10;
 
 /// Scrambles of the quasi-Monte Carlo rule, and its first and last number of points.
 pub(crate) const SCRAMBLES: u32 = 8;
@@ -177,9 +194,9 @@ impl Evaluation {
 
     /// Largest differences of the loss and its parts, and of the gradient.
     fn distance(&self, other: &Self) -> [f64; 2] {
-        let largest = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+        let apart = |a: &[f64], b: &[f64]| largest_size(a.iter().zip(b).map(|(x, y)| x - y));
         let ((a, ga), (b, gb)) = (self.numbers(), other.numbers());
-        [largest(&a, &b), largest(&ga, &gb)]
+        [apart(&a, &b), apart(&ga, &gb)]
     }
 }
 
@@ -196,7 +213,8 @@ pub(crate) fn refined<T>(
     // A difference that is small by chance says nothing: never less than the steps were chosen for.
     let estimate = |differences: [f64; 2], ratio: f64, lambda: f64| -> [f64; 2] {
         std::array::from_fn(|i| {
-            (SAFETY * differences[i].powf(ratio)).min(differences[i]).max(PREFACTORS[i] * (-lambda).exp())
+            let [difference, least] = [differences[i], PREFACTORS[i] * (-lambda).exp()];
+            larger((SAFETY * difference.powf(ratio)).min(difference), larger(difference * 0.0, least))
         })
     };
     let mut lambda = MARGIN - tolerance.ln();
@@ -215,13 +233,33 @@ pub(crate) fn refined<T>(
         let found = estimate(distance(&finer, &finest), ratio, lambda);
         finest = finer;
         errors = Some(found);
-        if found[0].max(found[1]) <= tolerance {
+        if larger(found[0], found[1]) <= tolerance {
             break;
         }
         lambda *= FINER;
         ratio = FINER;
     }
     errors.map(|errors| (finest, errors))
+}
+
+/// What `work` gives; where it gives nothing, what it spent is not counted.
+pub(crate) fn budgeted<T>(budget: &Budget, work: impl FnOnce() -> Option<T>) -> Option<T> {
+    let before = budget.spent();
+    let found = work();
+    if found.is_none() {
+        budget.restore(before);
+    }
+    found
+}
+
+/// A point as the integrals need it, every number finite.
+struct Place {
+    m: DMatrix<f64>,
+    r: DMatrix<f64>,
+    /// Biases that have an effect.
+    b: Vec<f64>,
+    /// Largest size of the scores, beside what lies beyond the reach of their law.
+    size: f64,
 }
 
 impl Quadrature {
@@ -260,7 +298,7 @@ impl Quadrature {
     /// # Errors
     /// When the tolerance cannot be met: says what was reached.
     pub fn loss_to_tolerance(&self, at: &Coordinates) -> Result<Evaluation, Error> {
-        self.met(self.evaluate(at, false))
+        self.met(at, false)
     }
 
     /// The loss and its gradient, to the tolerance.
@@ -268,7 +306,7 @@ impl Quadrature {
     /// # Errors
     /// As [`Quadrature::loss_to_tolerance`].
     pub fn gradient_to_tolerance(&self, at: &Coordinates) -> Result<Evaluation, Error> {
-        self.met(self.evaluate(at, true))
+        self.met(at, true)
     }
 
     /// The moments of all heads and pairs at a point, the best that can be had; none for bayes-softmax, whose heads are
@@ -277,9 +315,10 @@ impl Quadrature {
         if self.attention.activation == Activation::BayesSoftmax {
             return None;
         }
-        let (r, heads) = (at.r(), self.heads);
+        let (place, heads) = (self.place(at).ok()?, self.heads);
+        let budget = Budget::new(MOST_OPERATIONS);
         let of = |lambda| {
-            let parts = self.contributions(at, &r, self.precision(lambda), false)?;
+            let parts = budgeted(&budget, || self.contributions(&place, self.precision(lambda), false, &budget))?;
             let mut found = (vec![0.0; heads], DMatrix::zeros(heads, heads));
             for part in parts {
                 let [h, k] = part.heads;
@@ -292,16 +331,18 @@ impl Quadrature {
             Some(found)
         };
         let distance = |a: &(Vec<f64>, DMatrix<f64>), b: &(Vec<f64>, DMatrix<f64>)| {
-            let first = a.0.iter().zip(&b.0).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
-            [first, (&a.1 - &b.1).amax()]
+            let first = largest_size(a.0.iter().zip(&b.0).map(|(x, y)| x - y));
+            [first, largest_size((&a.1 - &b.1).iter())]
         };
         let ((relevant, products), errors) = refined(self.tolerance, of, distance)?;
-        let error_estimate = errors[0].max(errors[1]) + ROUNDING;
+        let error_estimate = larger(errors[0], errors[1]) + ROUNDING + f64::EPSILON * place.size;
         Some(HeadMoments { relevant, products, error_estimate, attention: self.attention })
     }
 
-    fn met(&self, evaluation: Evaluation) -> Result<Evaluation, Error> {
-        let reached = evaluation.error_estimate.max(evaluation.gradient_error_estimate);
+    /// What [`Quadrature::evaluate`] gives, if it meets the tolerance.
+    fn met(&self, at: &Coordinates, gradient: bool) -> Result<Evaluation, Error> {
+        let evaluation = self.counted(at, gradient)?;
+        let reached = larger(evaluation.error_estimate, evaluation.gradient_error_estimate);
         if reached <= self.tolerance {
             return Ok(evaluation);
         }
@@ -331,29 +372,103 @@ impl Quadrature {
     }
 
     /// The best that can be had at a point, with its error estimate, above the tolerance or not.
+    ///
+    /// Where it would take too much work there are no numbers (NaN), and the error is infinite.
     pub fn evaluate(&self, at: &Coordinates, gradient: bool) -> Evaluation {
-        let evaluation = self.best(at, gradient);
-        let worst = evaluation.error_estimate.max(evaluation.gradient_error_estimate);
-        self.worst.fetch_max(worst.to_bits(), Ordering::Relaxed);
-        evaluation
+        self.counted(at, gradient).unwrap_or_else(|_| self.nothing(gradient))
     }
 
-    fn best(&self, at: &Coordinates, gradient: bool) -> Evaluation {
+    /// The same, or what is too much about it.
+    fn counted(&self, at: &Coordinates, gradient: bool) -> Result<Evaluation, Error> {
+        let found = self.best(at, gradient);
+        let worst = match &found {
+            Ok(evaluation) => larger(evaluation.error_estimate, evaluation.gradient_error_estimate),
+            Err(_) => f64::INFINITY,
+        };
+        self.worst.fetch_max(worst.to_bits(), Ordering::Relaxed);
+        found
+    }
+
+    fn best(&self, at: &Coordinates, gradient: bool) -> Result<Evaluation, Error> {
         assert_eq!(at.m.shape(), (self.heads, self.task.features()), "m does not fit");
         assert_eq!(at.b.len(), self.heads, "b does not fit");
+        let place = self.place(at)?;
+        let budget = Budget::new(MOST_OPERATIONS);
+        let at_precision = |lambda| budgeted(&budget, || self.at_precision(&place, lambda, gradient, &budget));
+        let evaluation = match refined(self.tolerance, at_precision, Evaluation::distance) {
+            Some((mut evaluation, [loss, of_gradient])) => {
+                let rounding = (ROUNDING + f64::EPSILON * place.size) * (1.0 + evaluation.loss.second_moment)
+                    + evaluation.error_estimate;
+                evaluation.error_estimate = loss + rounding;
+                evaluation.gradient_error_estimate = if gradient { of_gradient + rounding } else { 0.0 };
+                evaluation
+            }
+            None if self.attention.activation == Activation::BayesSoftmax => {
+                self.by_quasi_monte_carlo(&place, gradient, &budget)
+            }
+            None => self.nothing(gradient),
+        };
+        // What is given as no number at all is given with its reason.
+        if !evaluation.error_estimate.is_finite() {
+            let (field, advice) = self.too_much(&place);
+            budget.check(field, advice)?;
+        }
+        Ok(in_range(evaluation))
+    }
+
+    /// The point as it enters the integrals. A common part of all biases of bayes-softmax has no effect, nor has any bias of
+    /// softmax: they would only cost digits.
+    ///
+    /// # Errors
+    /// When a number is not finite, or so large that rounding leaves nothing of a score.
+    fn place(&self, at: &Coordinates) -> Result<Place, Error> {
         let r = at.r();
-        let refined =
-            refined(self.tolerance, |lambda| self.at_precision(at, &r, lambda, gradient), Evaluation::distance);
-        if let Some((mut evaluation, [loss, of_gradient])) = refined {
-            let rounding = ROUNDING * (1.0 + evaluation.loss.second_moment);
-            evaluation.error_estimate = loss + rounding;
-            evaluation.gradient_error_estimate = if gradient { of_gradient + rounding } else { 0.0 };
-            return evaluation;
+        let mut b = at.b.clone();
+        match self.attention.activation {
+            Activation::Softmax => b.fill(0.0),
+            Activation::BayesSoftmax if largest_size(&b) > FAR => {
+                let common = largest(&b);
+                b.iter_mut().for_each(|b| *b -= common);
+            }
+            _ => {}
         }
-        if self.attention.activation == Activation::BayesSoftmax {
-            return self.by_quasi_monte_carlo(at, &r, gradient);
+        let reach = self.precision(MARGIN - self.tolerance.ln()).reach();
+        let sizes = (0..self.heads).map(|h| {
+            let (mean, variance) = self.signals.score(&at.m.row(h).transpose());
+            // A wide score is followed only where it meets the others.
+            let alone = self.heads == 1 && self.attention.activation != Activation::BayesSoftmax;
+            let signal = if alone && r[(h, h)] + variance > pairs::WIDE * pairs::WIDE { 0.0 } else { variance };
+            mean + reach * (r[(h, h)] + signal).sqrt()
+        });
+        let size = largest_size(sizes);
+        let biases = largest_size(b.iter().filter(|b| **b > -LARGEST_SCORE));
+        if !(size <= LARGEST_SCORE) {
+            let field = if largest_size(at.m.iter()) > 1e3 || !r.amax().is_finite() { "m" } else { "theta" };
+            return Err(Error::too_costly(
+                field,
+                format!("makes scores of size {size:.1e}"),
+                format!("{LARGEST_SCORE:.0e}, beyond which rounding leaves nothing of them"),
+                "use smaller alignments or a weaker signal",
+            ));
         }
-        self.nothing(gradient)
+        if !b.iter().all(|b| b.is_finite()) {
+            return Err(Error::invalid("b", "holds a number that is not finite"));
+        }
+        Ok(Place { m: at.m.clone(), r, b, size: size + biases.min(LARGEST_SCORE) })
+    }
+
+    /// The field that makes an evaluation too costly, and what would be cheaper.
+    fn too_much(&self, place: &Place) -> (&'static str, &'static str) {
+        let widest = |of: &dyn Fn(usize) -> f64| largest((0..self.heads).map(of));
+        let keys = widest(&|h| place.r[(h, h)]);
+        let signal = widest(&|h| self.signals.score(&place.m.row(h).transpose()).1);
+        if signal > keys.max(COUNTED * COUNTED) {
+            ("theta", "use a narrower theta, smaller alignments m, or evaluator qmc")
+        } else if keys > COUNTED * COUNTED {
+            ("r", "use smaller keys (m and r), or evaluator qmc")
+        } else {
+            ("heads", "use fewer heads or support points, a looser tolerance, or evaluator qmc")
+        }
     }
 
     /// What there is where an evaluation would take too much work.
@@ -375,63 +490,96 @@ impl Quadrature {
         Precision { lambda, tokens: self.task.length() as f64 }
     }
 
-    /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work.
-    fn at_precision(&self, at: &Coordinates, r: &DMatrix<f64>, lambda: f64, gradient: bool) -> Option<Evaluation> {
+    /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work. Its error estimate is what is
+    /// left out of the law of the scores.
+    fn at_precision(&self, place: &Place, lambda: f64, gradient: bool, budget: &Budget) -> Option<Evaluation> {
         let lambda = if gradient { lambda + MORE_FOR_GRADIENT } else { lambda };
         let shared = self.attention.activation == Activation::BayesSoftmax;
-        if self.signals.too_many(&at.m, self.precision(lambda), shared) {
-            return None;
-        }
+        self.signals.count(&place.m, self.precision(lambda), shared)?;
         match self.attention.activation {
-            Activation::BayesSoftmax => self.shared_at(at, r, self.precision(lambda), gradient, &Rule::Tensor),
-            _ => self.pairs_at(at, r, self.precision(lambda), gradient),
+            Activation::BayesSoftmax => self.shared_at(place, self.precision(lambda), gradient, &Rule::Tensor, budget),
+            _ => self.pairs_at(place, self.precision(lambda), gradient, budget),
         }
+    }
+
+    /// What the bias of a head comes to: the bias, whether the 1 of softmax1 has weight beside it, and whether the head is on.
+    ///
+    /// `1/(1 + S) <= min(1, e^{-s})` for any score `s` of another token, a normal variable about `b`: on average at most
+    /// `P(s < b/2) + e^{-b/2} <= e^{-b^2/(8 r)} + e^{-b/2}`, by which softmax1 differs from softmax. And `A <= e^s`.
+    fn regime(&self, place: &Place, h: usize, precision: Precision) -> (f64, bool, bool) {
+        let (b, leak) = (place.b[h], self.attention.activation == Activation::Softmax1);
+        if !leak || b.abs() <= FAR {
+            return (b, leak, true);
+        }
+        let negligible = precision.of_token() + MARGIN;
+        if b > 0.0 {
+            let softmax = 0.5 * b > negligible && b * b > 8.0 * place.r[(h, h)] * negligible;
+            return if softmax { (0.0, false, true) } else { (b, true, true) };
+        }
+        let (mean, variance) = self.signals.score(&place.m.row(h).transpose());
+        let highest = b + mean + (2.0 * negligible * (place.r[(h, h)] + variance)).sqrt();
+        (b, true, highest > -negligible)
     }
 
     /// What each head and each pair contributes; none where that would take too much work.
     fn contributions(
         &self,
-        at: &Coordinates,
-        r: &DMatrix<f64>,
+        place: &Place,
         precision: Precision,
         gradient: bool,
+        budget: &Budget,
     ) -> Option<Vec<Contribution>> {
         let (g, heads) = (self.attention.gain(self.heads), self.heads);
-        let leak = self.attention.activation == Activation::Softmax1;
+        let regimes: Vec<_> = (0..heads).map(|h| self.regime(place, h, precision)).collect();
+        let b: Vec<f64> = regimes.iter().map(|regime| regime.0).collect();
+        let leaks: Vec<bool> = regimes.iter().map(|regime| regime.1).collect();
+        let on = |h: usize| regimes[h].2;
         // A pair stands for both of its orders.
         let ask = |second: f64| pairs::Question {
-            m: &at.m,
-            r,
-            b: &at.b,
+            m: &place.m,
+            r: &place.r,
+            b: &b,
             signals: &self.signals,
             precision,
-            leak,
+            leaks: &leaks,
             weights: [-2.0 * g, second * g * g],
             gradient,
         };
-        let tasks: Vec<[usize; 2]> = (0..heads).flat_map(|h| (0..=h).map(move |k| [h, k])).collect();
         let question = ask(2.0);
-        let mut work = 0.0;
-        // Keys of ordinary size never come near the bounds.
-        let counted = if r.diagonal().max() > COUNTED * COUNTED { &tasks[..] } else { &[] };
-        for &[h, k] in counted {
-            let (own, points) = if h == k { pairs::single_work(&question, h) } else { pairs::work(&question, h, k) };
-            work += own;
-            if work > MOST_WORK || points > MOST_POINTS {
-                return None;
-            }
+        let pieces = 0.5 * heads as f64 * (heads as f64 + 1.0) * self.signals.count(&place.m, precision, false)?;
+        if pieces > MOST_PIECES {
+            budget.spend(1e6 * pieces)?;
         }
-        Some(
-            tasks
-                .par_iter()
-                .map(|&[h, k]| if h == k { pairs::single(&ask(1.0), h) } else { pairs::pair(&question, h, k) })
-                .collect(),
-        )
+        let tasks: Vec<[usize; 2]> = (0..heads).flat_map(|h| (0..=h).map(move |k| [h, k])).collect();
+        // Scores of ordinary size never come near the bounds.
+        let wide = |h: usize| {
+            place.r[(h, h)] + self.signals.score(&place.m.row(h).transpose()).1 > COUNTED * COUNTED || place.b[h] > FAR
+        };
+        let counted = if pieces > COUNTED_PIECES || (0..heads).any(wide) { &tasks[..] } else { &[] };
+        let mut most = 0.0;
+        for &[h, k] in counted.iter().filter(|[h, k]| on(*h) && on(*k)) {
+            let work = if h == k { pairs::single_work(&question, h) } else { pairs::work(&question, h, k) };
+            budget.spend(MULTIPLICATION * work.multiplications)?;
+            if !(work.points <= MOST_POINTS && work.bytes <= Cost::MOST_BYTES) {
+                return budget.spend(f64::INFINITY).map(|()| Vec::new());
+            }
+            most = larger(most, work.bytes);
+        }
+        let of = |&[h, k]: &[usize; 2]| match (on(h) && on(k), h == k) {
+            (false, _) => Contribution::zero([h, k], place.m.ncols()),
+            (true, true) => pairs::single(&ask(1.0), h),
+            (true, false) => pairs::pair(&question, h, k),
+        };
+        // Each thread may hold some.
+        if 2.0 * rayon::current_num_threads() as f64 * most > Cost::MOST_BYTES {
+            return Some(tasks.iter().map(of).collect());
+        }
+        Some(tasks.par_iter().map(of).collect())
     }
 
-    fn pairs_at(&self, at: &Coordinates, r: &DMatrix<f64>, precision: Precision, gradient: bool) -> Option<Evaluation> {
+    fn pairs_at(&self, place: &Place, precision: Precision, gradient: bool, budget: &Budget) -> Option<Evaluation> {
         let (g, heads) = (self.attention.gain(self.heads), self.heads);
-        let parts = self.contributions(at, r, precision, gradient)?;
+        let parts = self.contributions(place, precision, gradient, budget)?;
         let mut loss = Loss::default();
         let mut sum = Gradient {
             m: DMatrix::zeros(heads, self.task.features()),
@@ -455,75 +603,87 @@ impl Quadrature {
                 sum.r[(k, h)] += 0.5 * part.r[1];
             }
         }
-        Some(Evaluation {
-            loss,
-            gradient: gradient.then_some(sum),
-            error_estimate: f64::NAN,
-            gradient_error_estimate: f64::NAN,
-        })
+        Some(Evaluation { loss, gradient: gradient.then_some(sum), error_estimate: 0.0, gradient_error_estimate: 0.0 })
     }
 
     fn shared_at(
         &self,
-        at: &Coordinates,
-        r: &DMatrix<f64>,
+        place: &Place,
         precision: Precision,
         gradient: bool,
         rule: &Rule,
+        budget: &Budget,
     ) -> Option<Evaluation> {
         let g = self.attention.gain(self.heads);
-        let components = self.signals.components(&at.m, precision);
+        let components = self.signals.components(&place.m, precision);
         let question = shared::Question {
-            m: &at.m,
-            r,
-            b: &at.b,
+            m: &place.m,
+            r: &place.r,
+            b: &place.b,
             components: &components,
             covariance: self.signals.covariance.as_ref(),
             precision,
             weights: [-2.0 * g, g * g],
             gradient,
         };
-        let answer = shared::evaluate(&question, rule)?;
+        let answer = shared::evaluate(&question, rule, budget)?;
         Some(Evaluation {
             loss: Loss { attention_on_relevant: g * answer.first, second_moment: g * g * answer.second },
             gradient: gradient.then(|| Gradient { m: answer.m, r: answer.r, b: answer.b.as_slice().to_vec() }),
-            error_estimate: f64::NAN,
-            gradient_error_estimate: f64::NAN,
+            // Moments are bounded functions of scores of unit scale: a variance that is left out is worth no more than half of it.
+            error_estimate: 0.5 * answer.dropped,
+            gradient_error_estimate: 0.0,
         })
     }
 
     /// bayes-softmax of a rank beyond product grids.
-    fn by_quasi_monte_carlo(&self, at: &Coordinates, r: &DMatrix<f64>, gradient: bool) -> Evaluation {
+    fn by_quasi_monte_carlo(&self, place: &Place, gradient: bool, budget: &Budget) -> Evaluation {
         // Steps in t need not be finer than what sampling reaches.
         let precision = self.precision(MARGIN - self.tolerance.max(1e-8).ln());
-        if self.signals.too_many(&at.m, precision, true) {
+        if self.signals.count(&place.m, precision, true).is_none()
+            || self.task.length() as f64 * POINTS_PER_TOKEN > LAST_POINTS as f64
+        {
             return self.nothing(gradient);
         }
         let mut points = FIRST_POINTS;
+        let mut found = self.nothing(gradient);
         loop {
-            let all: Vec<Evaluation> = (0..SCRAMBLES)
-                .filter_map(|s| self.shared_at(at, r, precision, gradient, &Rule::QuasiRandom(points, s)))
-                .collect();
-            let few = self.task.length() as f64 * POINTS_PER_TOKEN > LAST_POINTS as f64;
-            if all.len() < 2 || few {
-                return self.nothing(gradient);
-            }
+            let of = |s| self.shared_at(place, precision, gradient, &Rule::QuasiRandom(points, s), budget);
+            let Some(all) = budgeted(budget, || (0..SCRAMBLES).map(of).collect::<Option<Vec<Evaluation>>>()) else {
+                return found;
+            };
             let errors = |pick: &dyn Fn(&Evaluation) -> Vec<f64>| -> f64 {
                 let rows: Vec<Vec<f64>> = all.iter().map(pick).collect();
-                (0..rows[0].len())
-                    .map(|i| STANDARD_ERRORS * mean_and_error(rows.iter().map(|row| row[i])).1)
-                    .fold(0.0, f64::max)
+                largest_size(
+                    (0..rows[0].len()).map(|i| STANDARD_ERRORS * mean_and_error(rows.iter().map(|row| row[i])).1),
+                )
             };
             let (loss, of_gradient) = (errors(&|e| e.numbers().0), errors(&|e| e.numbers().1));
-            if loss.max(of_gradient) <= self.tolerance || points >= LAST_POINTS {
-                let mut mean = Evaluation::mean(&all).unwrap_or_else(|| all[0].clone());
-                mean.error_estimate = loss;
-                mean.gradient_error_estimate = of_gradient;
-                return mean;
+            let mut mean = Evaluation::mean(&all).unwrap_or_else(|| all[0].clone());
+            mean.error_estimate = loss;
+            mean.gradient_error_estimate = of_gradient;
+            found = mean;
+            if larger(loss, of_gradient) <= self.tolerance || points >= LAST_POINTS {
+                return found;
             }
             points *= 4;
         }
     }
+}
+
+/// The evaluation with its numbers in their ranges, where they are off by no more than their error: attention and its square are
+/// positive, and the loss, `E |a - 1{l = eps}|^2`, is.
+fn in_range(mut evaluation: Evaluation) -> Evaluation {
+    let error = evaluation.error_estimate;
+    let Loss { attention_on_relevant: first, second_moment: second } = &mut evaluation.loss;
+    if *first < 0.0 && -*first <= error {
+        *first = 0.0;
+    }
+    let least = (2.0 * *first - 1.0).max(0.0);
+    if *second < least && least - *second <= 2.0 * error {
+        *second = least;
+    }
+    evaluation
 }
 
 /// Refuses a tolerance that is no number between the tightest and the loosest.

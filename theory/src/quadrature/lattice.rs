@@ -109,6 +109,11 @@ impl Normal {
         Self::with_step(precision.normal_step(slope), precision.reach())
     }
 
+    /// How many nodes [`Normal::new`] has, at most: known before they are made.
+    pub fn count(precision: Precision, slope: f64) -> f64 {
+        if slope == 0.0 { 1.0 } else { 2.0 * (precision.reach() / precision.normal_step(slope)).ceil() + 1.0 }
+    }
+
     /// Nodes at the multiples of `step` up to `reach`.
     pub fn with_step(step: f64, reach: f64) -> Self {
         let last = (reach / step).ceil() as i64;
@@ -276,12 +281,17 @@ impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
 }
 
 /// Points of the interpolation of [`smoothed`].
-const TAPS: usize = 16;
+pub(crate) const TAPS: usize = 16;
 
 /// Distance of its nodes, in standard deviations, and at most: a function that wide, and the tail `e^t` of `X`, are interpolated to
 /// 1e-12 of their size.
 const NODES_APART: f64 = 0.15;
 const MOST_APART: f64 = 0.3;
+
+/// Distance of the nodes of an average over `slope` times a normal variable.
+pub(crate) fn spacing(slope: f64) -> f64 {
+    (NODES_APART * slope).min(MOST_APART)
+}
 
 /// [`table`] for an inner sum over `slope` times a normal variable. Wide averages are functions of `t_i + offset` alone, so
 /// smooth that they are summed on nodes of their own, far fewer than places, and interpolated from there.
@@ -294,7 +304,7 @@ pub(crate) fn smoothed<const KERNELS: usize>(
     let inner: Vec<f64> = rule.x.iter().map(|y| slope * y).collect();
     let inner = (&inner[..], &rule.weights[..]);
     let (low, high) = offsets.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), o| (l.min(*o), h.max(*o)));
-    let step = (NODES_APART * slope).min(MOST_APART);
+    let step = spacing(slope);
     let (from, to) = (lattice.t[0] + low, lattice.t[lattice.len() - 1] + high);
     let places = (lattice.len() * offsets.len()) as f64;
     if slope < 1.0 || 3.0 * ((to - from) / step + 2.0 * TAPS as f64) > places {
@@ -433,10 +443,15 @@ pub(crate) fn log_average(scores: &[f64], weights: &[f64], t: f64) -> f64 {
     if rest < 0.5 * total { (-rest / total).ln_1p() } else { (sum / total).ln() }
 }
 
-/// Where a decreasing function falls through `level`, to within `width`: a point before (`above`) or after it.
+/// Where a decreasing function falls through `level`, to within `width`, or as near as numbers of that size lie: a point before
+/// (`above`) or after it.
 pub(crate) fn crossing(mut from: f64, mut to: f64, width: f64, falls_below: impl Fn(f64) -> bool) -> (f64, f64) {
     while to - from > width {
         let middle = 0.5 * (from + to);
+        // Neighbours have no number between them.
+        if !(from < middle && middle < to) {
+            break;
+        }
         if falls_below(middle) {
             to = middle;
         } else {
@@ -520,6 +535,29 @@ mod tests {
                 assert!((fast[d] - slow).abs() < 1e-11);
             }
         }
+    }
+
+    /// A bisection ends at numbers of any size, and at once where there are none.
+    #[test]
+    fn crossings_end() {
+        assert_eq!(crossing(0.0, 8.0, 0.5, |t| t > 3.1), (3.0, 3.5));
+        let (from, to) = crossing(-1e20, 1e20, 0.5, |t| t > 3e19);
+        assert!(from <= 3e19 && 3e19 < to && to - from <= 8192.0, "{from} {to}");
+        let (from, _) = crossing(f64::MIN, f64::MAX, 0.5, |t| t > 1.0);
+        assert!(from.is_finite());
+        crossing(f64::NAN, 1.0, 0.5, |_| true);
+        crossing(f64::NEG_INFINITY, f64::INFINITY, 0.5, |t| t > 0.0);
+    }
+
+    #[test]
+    fn nodes_are_counted_before_they_are_made() {
+        for lambda in [12.0, 40.0] {
+            let precision = Precision { lambda, tokens: 50.0 };
+            for slope in [0.0, 0.01, 1.0, 300.0] {
+                assert_eq!(Normal::count(precision, slope), Normal::new(precision, slope).x.len() as f64);
+            }
+        }
+        assert!(Normal::count(Precision { lambda: 30.0, tokens: 2.0 }, 1e200) > 1e200);
     }
 
     /// The normal rule integrates a narrow feature to the precision that was asked for.
