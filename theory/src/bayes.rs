@@ -107,12 +107,19 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
         let risk = if (risk - nearest).abs() <= error_estimate { nearest } else { risk };
         BayesRisk { risk, identity, error_estimate }
     };
-    if let Some((Found { risk, identity, size }, [error, _])) = refined(tolerance, at, distance) {
-        // The identity holds exactly, so what it is off by is an error too. Terms are positive, so that rounding is relative: that of
-        // logarithms of this size, and of the powers e^{-Lambda} that the sum over t ends with.
-        let logarithms = size + tokens.ln() + MARGIN - tolerance.ln();
-        let rounding = 1e-15 + 4.0 * f64::EPSILON * logarithms * risk;
-        return Ok(found(risk, identity, larger(error, identity.abs()) + rounding));
+    // The identity holds exactly, so what it is off by is an error too. Terms are positive, so that rounding is relative: half a unit
+    // in the last place of the terms of lambda, and a few of the functions.
+    let rounded = |(Found { risk, identity, size }, [error, _]): (Found, [f64; 2])| {
+        let rounding = 1e-15 + f64::EPSILON * (size + 20.0) * risk;
+        found(risk, identity, larger(error, identity.abs()) + rounding)
+    };
+    if let Some(best) = refined(tolerance, at, distance).map(rounded) {
+        if best.error_estimate <= tolerance {
+            return Ok(best);
+        }
+        // Rounding needs a part of the tolerance.
+        let finer = refined(0.5 * tolerance, at, distance).map(rounded);
+        return Ok(finer.filter(|finer| finer.error_estimate < best.error_estimate).unwrap_or(best));
     }
     if !weight.is_sampled() {
         budget.check(
@@ -293,7 +300,9 @@ impl Radial {
     /// Largest size of the terms of a `lambda` that matters.
     fn size(self, dimension: usize, reach: f64) -> f64 {
         match self {
-            Self::Gaussian(variance) => 0.5 * reach * reach + 0.5 * dimension as f64 * variance.ln_1p(),
+            Self::Gaussian(variance) => {
+                0.5 * variance * reach * reach / (1.0 + variance) + 0.5 * dimension as f64 * variance.ln_1p()
+            }
             Self::Sphere(nu) => (nu * nu).min(nu * reach) + nu * reach,
         }
     }

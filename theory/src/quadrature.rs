@@ -83,6 +83,9 @@ const MOST_PIECES: f64 = 2e4;
 /// Biases beyond this size are looked at for what they do: a head may be off, or the 1 of softmax1 have no weight.
 const FAR: f64 = 1e3;
 
+/// Deviation from which scores count as no larger: the wider they are, the more rarely two are so near that rounding has an effect.
+const COMMON: f64 = 10.0;
+
 /// Largest score and `ln u`: rounding of larger ones spoils all digits that are left.
 const LARGEST_SCORE: f64 = 1e10;
 
@@ -258,7 +261,7 @@ struct Place {
     r: DMatrix<f64>,
     /// Biases that have an effect.
     b: Vec<f64>,
-    /// Largest size of the scores, beside what lies beyond the reach of their law.
+    /// Largest size of the scores whose rounding has an effect.
     size: f64,
 }
 
@@ -432,16 +435,16 @@ impl Quadrature {
             }
             _ => {}
         }
-        let reach = self.precision(MARGIN - self.tolerance.ln()).reach();
-        let sizes = (0..self.heads).map(|h| {
-            let (mean, variance) = self.signals.score(&at.m.row(h).transpose());
-            // A wide score is followed only where it meets the others.
-            let alone = self.heads == 1 && self.attention.activation != Activation::BayesSoftmax;
-            let signal = if alone && r[(h, h)] + variance > pairs::WIDE * pairs::WIDE { 0.0 } else { variance };
-            mean + reach * (r[(h, h)] + signal).sqrt()
-        });
-        let size = largest_size(sizes);
-        let biases = largest_size(b.iter().filter(|b| **b > -LARGEST_SCORE));
+        let precision = self.precision(MARGIN - self.tolerance.ln());
+        let scores = |widest: f64| {
+            largest_size((0..self.heads).map(|h| {
+                let (mean, variance) = self.signals.score(&at.m.row(h).transpose());
+                // Rounding may leave a variance below 0.
+                let deviation = larger(r[(h, h)] + variance, 0.0).sqrt();
+                mean + precision.reach() * if deviation > widest { widest } else { deviation }
+            }))
+        };
+        let size = scores(f64::INFINITY);
         if !(size <= LARGEST_SCORE) {
             let field = if largest_size(at.m.iter()) > 1e3 || !r.amax().is_finite() { "m" } else { "theta" };
             return Err(Error::too_costly(
@@ -454,7 +457,14 @@ impl Quadrature {
         if !b.iter().all(|b| b.is_finite()) {
             return Err(Error::invalid("b", "holds a number that is not finite"));
         }
-        Ok(Place { m: at.m.clone(), r, b, size: size + biases.min(LARGEST_SCORE) })
+        let mut place = Place { m: at.m.clone(), r, b, size: scores(COMMON) };
+        // Of the biases, those that still have an effect.
+        let biases = (0..self.heads).map(|h| match self.regime(&place, h, precision) {
+            (b, _, true) => b,
+            (.., false) => 0.0,
+        });
+        place.size += largest_size(biases);
+        Ok(place)
     }
 
     /// The field that makes an evaluation too costly, and what would be cheaper.
@@ -508,7 +518,7 @@ impl Quadrature {
     /// `P(s < b/2) + e^{-b/2} <= e^{-b^2/(8 r)} + e^{-b/2}`, by which softmax1 differs from softmax. And `A <= e^s`.
     fn regime(&self, place: &Place, h: usize, precision: Precision) -> (f64, bool, bool) {
         let (b, leak) = (place.b[h], self.attention.activation == Activation::Softmax1);
-        if !leak || b.abs() <= FAR {
+        if b.abs() <= FAR || self.attention.activation == Activation::Softmax {
             return (b, leak, true);
         }
         let negligible = precision.of_token() + MARGIN;

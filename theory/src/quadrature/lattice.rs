@@ -24,6 +24,9 @@ const SEGMENT: f64 = 600.0;
 /// Logarithms beyond this size saturate every kernel.
 const SATURATED: f64 = 690.0;
 
+/// `a` below `e^-350` counts as 0, as no kernel feels it: products with it would be subnormal numbers, which are slow.
+const VANISHED: f64 = 350.0;
+
 /// `a` beyond which every kernel counts as vanished: products of two are still no subnormal numbers, which are slow.
 const LARGEST: f64 = 300.0;
 
@@ -234,10 +237,11 @@ fn kernels<const KERNELS: usize>(a: f64) -> [f64; KERNELS] {
     values
 }
 
+/// `e^x` for a factor of at most `e^reach`.
 #[inline(always)]
-fn saturating_exp(x: f64) -> f64 {
-    let x = if x > SATURATED { SATURATED } else { x };
-    exp(x)
+fn saturating_exp(x: f64, reach: f64) -> f64 {
+    let e = exp(if x > SATURATED { SATURATED } else { x });
+    if x + reach < -VANISHED { 0.0 } else { e }
 }
 
 impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
@@ -252,11 +256,12 @@ impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
             let scale = scales.map_or(1.0, |s| s[column]);
             let out = &mut out[column * KERNELS * n..][..KERNELS * n];
             for (segment, &center) in lattice.centers.iter().enumerate() {
-                for (e, v) in e.iter_mut().zip(values) {
-                    *e = saturating_exp(v + (offset + center));
-                }
                 let from = segment * lattice.segment;
                 let to = (from + lattice.segment).min(n);
+                let reach = lattice.t[to - 1] - center;
+                for (e, v) in e.iter_mut().zip(values) {
+                    *e = saturating_exp(v + (offset + center), reach);
+                }
                 for block in (from..to).step_by(LANES) {
                     let mut u = [0.0; LANES];
                     u.copy_from_slice(&lattice.relative[block..block + LANES]);
@@ -402,11 +407,13 @@ impl WithSimd for Contract<'_> {
             let mut sums = [[0.0f64; LANES]; 2];
             for (segment, &center) in lattice.centers.iter().enumerate() {
                 let mut e = [0.0; LANES];
-                for (e, o) in e.iter_mut().zip(offsets) {
-                    *e = saturating_exp(o + center);
-                }
                 let from = segment * lattice.segment;
-                for i in from..(from + lattice.segment).min(n) {
+                let to = (from + lattice.segment).min(n);
+                let reach = lattice.t[to - 1] - center;
+                for (e, o) in e.iter_mut().zip(offsets) {
+                    *e = saturating_exp(o + center, reach);
+                }
+                for i in from..to {
                     let (u, c0, c1, c2) = (lattice.relative[i], c0[i], c1[i], c2[i]);
                     for lane in 0..LANES {
                         let [_, g1, g2, g3, g4] = kernels::<5>(u * e[lane]);

@@ -212,6 +212,12 @@ pub(super) fn single(question: &Question, h: usize) -> Contribution {
     sum
 }
 
+/// The step in `ln u` of one head. A window ends at scores beside which those of the others, and their mean, make nothing smoother.
+fn step(question: &Question, h: usize, window: Option<&Window>) -> f64 {
+    let step = question.precision.laplace_step(question.deviation(h));
+    if window.is_some() { step.min(question.precision.laplace_step(0.0)) } else { step }
+}
+
 fn single_with(question: &Question, h: usize, component: &Component) -> Contribution {
     let (background, relevant) = (question.scores([h, h]), question.relevant([h, h], component));
     let law = |s: &Scores| (s.mean[0], s.covariance[0]);
@@ -220,7 +226,7 @@ fn single_with(question: &Question, h: usize, component: &Component) -> Contribu
         Some(window) => window.range,
         None => question.range(h, law(&background), Some(law(&relevant))),
     };
-    let lattice = question.lattice(h, question.precision.laplace_step(question.deviation(h)), range);
+    let lattice = question.lattice(h, step(question, h, window.as_ref()), range);
     let n = lattice.len();
     let moments = |s: &Scores| -> Vec<f64> {
         let sigma = s.covariance[0].max(0.0).sqrt();
@@ -271,8 +277,10 @@ fn single_with(question: &Question, h: usize, component: &Component) -> Contribu
     part
 }
 
-/// Relevant scores that are wider than this have their law followed only where they meet those of the other tokens.
-pub(super) const WIDE: f64 = 1e3;
+/// Scores of the relevant token that are wider than this, and so many times wider than those of the others, have their law followed
+/// only where they meet those.
+const WIDE: f64 = 300.0;
+const WIDER: f64 = 4.0;
 
 /// Where a wide score of the relevant token meets the others' sum: below it has no weight, above it has all.
 ///
@@ -291,7 +299,7 @@ struct Window {
 impl Window {
     fn of(question: &Question, h: usize, background: (f64, f64), relevant: (f64, f64)) -> Option<Self> {
         let (mean, sigma) = (relevant.0, relevant.1.max(0.0).sqrt());
-        if sigma <= WIDE {
+        if !(sigma > WIDE && sigma > WIDER * background.1.max(0.0).sqrt()) {
             return None;
         }
         let lambda = question.precision.lambda;
@@ -595,16 +603,16 @@ pub(super) fn single_work(question: &Question, h: usize) -> Work {
         return Work::beyond(plain);
     }
     let components = question.signals.components(&question.rows([h, h]), precision);
-    let step = precision.laplace_step(question.deviation(h));
     let mut sum = Work::default();
     for component in &components {
         let (background, relevant) = (question.scores([h, h]), question.relevant([h, h], component));
         let law = |s: &Scores| (s.mean[0], s.covariance[0]);
-        let (signal, (from, to)) = match Window::of(question, h, law(&background), law(&relevant)) {
+        let window = Window::of(question, h, law(&background), law(&relevant));
+        let (signal, (from, to)) = match &window {
             Some(window) => (window.count(), window.range),
             None => (sizes(&relevant, precision).0, question.range(h, law(&background), Some(law(&relevant)))),
         };
-        let points = (to - from) / step + 1.0;
+        let points = (to - from) / step(question, h, window.as_ref()) + 1.0;
         // Five kernels of either kind of token, beside the lattice.
         sum = sum.with(Work {
             multiplications: KERNEL * points * (signal + plain),
