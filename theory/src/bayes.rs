@@ -34,9 +34,7 @@ use statrs::function::gamma::ln_gamma;
 use crate::quadrature::lattice::Precision;
 use crate::quadrature::shared::{self, Law, Rule};
 use crate::quadrature::signals::{Component, gaussian, support};
-use crate::quadrature::{
-    MARGIN, POINTS_PER_TOKEN, PREFACTORS, SCRAMBLES, STANDARD_ERRORS, budgeted, check_tolerance, refined,
-};
+use crate::quadrature::{POINTS_PER_TOKEN, PREFACTORS, SCRAMBLES, STANDARD_ERRORS, budgeted, check_tolerance, refined};
 
 /// Points of a quasi-Monte Carlo rule.
 const POINTS: usize = 1 << 14;

@@ -38,7 +38,7 @@ pub const TIGHTEST: f64 = 1e-13;
 pub const LOOSEST: f64 = 1e-2;
 
 /// How far beyond the tolerance steps are chosen for: `Lambda = MARGIN - ln(tolerance)`.
-pub(crate) const MARGIN: f64 = 7.0;
+const MARGIN: f64 = 7.0;
 
 /// The check's `Lambda`, as a fraction.
 const COARSER: f64 = 0.75;
@@ -457,7 +457,8 @@ impl Quadrature {
         if !b.iter().all(|b| b.is_finite()) {
             return Err(Error::invalid("b", "holds a number that is not finite"));
         }
-        let mut place = Place { m: at.m.clone(), r, b, size: scores(COMMON) };
+        let rounded = scores(COMMON);
+        let mut place = Place { m: at.m.clone(), r, b, size: rounded };
         // Of the biases, those that still have an effect.
         let biases = (0..self.heads).map(|h| match self.regime(&place, h, precision) {
             (b, _, true) => b,
