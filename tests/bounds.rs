@@ -81,7 +81,7 @@ fn large_signals_have_their_bayes_risk() {
     assert!((of(1e5) / of(1e6) - 1.0).abs() < 1e-5, "{} {}", of(1e5), of(1e6));
 }
 
-/// Signals that cannot be missed: the truth is `L/2 e^{-nu^2/4}` at most, below any tolerance.
+/// Signals that cannot be missed: the truth is `L e^{-nu^2/4}` at most, below any tolerance.
 #[test]
 fn signals_that_cannot_be_missed() {
     for (nu, length, tolerance) in
