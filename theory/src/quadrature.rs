@@ -431,7 +431,7 @@ impl Quadrature {
             Activation::Softmax => b.fill(0.0),
             Activation::BayesSoftmax if largest_size(&b) > FAR => {
                 let common = largest(&b);
-                b.iter_mut().for_each(|b| *b -= common);
+                b.iter_mut().for_each(|b| *b = (*b - common).max(f64::MIN));
             }
             _ => {}
         }
@@ -446,7 +446,12 @@ impl Quadrature {
         };
         let size = scores(f64::INFINITY);
         if !(size <= LARGEST_SCORE) {
-            let field = if largest_size(at.m.iter()) > 1e3 || !r.amax().is_finite() { "m" } else { "theta" };
+            // Which of them: alignments, keys or the signal.
+            let field = match (largest_size(at.m.iter()), largest(r.diagonal().iter()).sqrt()) {
+                (m, _) if !(m <= FAR) => "m",
+                (_, key) if !(key <= FAR) => "r",
+                _ => "theta",
+            };
             return Err(Error::too_costly(
                 field,
                 format!("makes scores of size {size:.1e}"),
