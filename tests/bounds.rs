@@ -175,6 +175,42 @@ fn wide_signals_have_their_loss() {
     }
 }
 
+/// Two tokens under one softmax head: `A_eps = sigmoid(d)` with `d ~ N(m mu, 2 r + m^2 v)`, so that the second moment is
+/// `1 - 2 E[A (1 - A)]`, an integral over a stretch that does not grow with the signal or the key.
+#[test]
+fn two_tokens_have_a_closed_form() {
+    let attention = Attention::from(Activation::Softmax);
+    let second_moment = |mean: f64, variance: f64| {
+        let step = 0.05;
+        let product = |d: f64| 1.0 / ((0.5 * d).exp() + (-0.5 * d).exp()).powi(2);
+        let density =
+            |d: f64| (-0.5 * (d - mean) * (d - mean) / variance).exp() / (2.0 * std::f64::consts::PI * variance).sqrt();
+        let inside: f64 = (-1000..=1000).map(|i| f64::from(i) * step).map(|d| step * product(d) * density(d)).sum();
+        1.0 - 2.0 * inside
+    };
+    let mut cases: Vec<(Theta, f64, f64, f64)> = Vec::new();
+    for sd in [1.0, 30.0, 299.0, 301.0, 1e4, 1e6] {
+        for mean in [0.0, 0.5, 700.0] {
+            cases.push((gaussian(mean, sd), mean, sd * sd, 1.0));
+        }
+    }
+    for m in [0.1, 1.0, 30.0, 300.0, 1000.0] {
+        cases.push((gaussian(2.0, 0.0), 2.0, 0.0, m));
+        cases.push((gaussian(-3.0, 2.0), -3.0, 4.0, m));
+    }
+    for (theta, mean, variance, m) in cases {
+        let quadrature = Quadrature::new(&Task::new(2, theta.clone()).unwrap(), 1, attention, 1e-10).unwrap();
+        let at = one_head(m, 0.3 * m * m, 0.0, &attention);
+        let found = quadrature.loss_to_tolerance(&at).unwrap();
+        let exact = second_moment(m * mean, 2.6 * m * m + m * m * variance);
+        let difference = found.loss.second_moment - exact;
+        assert!(difference.abs() <= found.error_estimate + 1e-14, "{theta:?} m = {m}: {found:?}, exactly {exact}");
+        if mean == 0.0 {
+            assert!((found.loss.attention_on_relevant - 0.5).abs() <= found.error_estimate, "{theta:?}: {found:?}");
+        }
+    }
+}
+
 /// The 1 of softmax1 against a large bias, and a head that is off; a bias that all heads share.
 #[test]
 fn biases_of_any_size_have_their_limits() {
