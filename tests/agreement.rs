@@ -1,6 +1,6 @@
 //! Theory against simulation, the product's proof, and proof that it could fail.
 
-use headflow::agreement::{Agreement, Measured, Outcome, THRESHOLD, deviations, judge};
+use headflow::agreement::{Agreement, Measured, Outcome, deviations, judge};
 use headflow::model::{OrderParameters, Trajectory, Unwatched};
 use headflow::sims::ensemble::{Ensemble, simulate};
 use headflow::sims::sgd::{Engine, Start};

@@ -22,7 +22,7 @@ mod trajectory;
 mod watch;
 
 pub use attention::{Activation, Aggregation, Attention, Bias, Lanes};
-pub use cost::Cost;
+pub use cost::{Budget, Cost};
 pub use error::Error;
 pub use extremes::{larger, largest, largest_size, smallest};
 pub use order_parameters::{NotPositive, OrderParameters, biases, lower_factor};

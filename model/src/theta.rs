@@ -3,6 +3,8 @@
 //! Every distribution is given as a map from a fixed number of independent uniforms on (0, 1),
 //! so that pseudo-random and quasi-random points draw from the same law by the same code.
 
+use std::cmp::Ordering;
+
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
 
@@ -76,7 +78,8 @@ impl Theta {
             return Err(Error::invalid("theta", format!("has {f} features, above the limit of {MAX_FEATURES}")));
         }
         self.check_shape(f)?;
-        let size = largest_size(self.second_moment().diagonal().iter()).sqrt();
+        let size = largest_size((0..f).map(|i| self.product(i, i))).sqrt();
+        // Not `size > MAX_SIGNAL`, which NaN passes.
         if !(size <= MAX_SIGNAL) {
             return Err(Error::invalid(
                 "theta",
@@ -154,20 +157,38 @@ impl Theta {
     /// Second moment `E[theta theta^T]`, `F x F`.
     pub fn second_moment(&self) -> DMatrix<f64> {
         let f = self.features();
+        DMatrix::from_fn(f, f, |i, j| self.product(i, j))
+    }
+
+    /// `E[theta_i theta_j]`.
+    fn product(&self, i: usize, j: usize) -> f64 {
         match self {
-            Self::Flip { nu } => DMatrix::from_fn(f, f, |i, j| if i == j { nu[i] * nu[i] } else { 0.0 }),
-            Self::Gaussian { mean, sd, cov } => DMatrix::from_fn(f, f, |i, j| {
+            Self::Flip { nu } => {
+                if i == j {
+                    nu[i] * nu[i]
+                } else {
+                    0.0
+                }
+            }
+            Self::Gaussian { mean, sd, cov } => {
                 let spread = match (sd, cov) {
                     (_, Some(cov)) => cov[i][j],
                     (Some(sd), None) if i == j => sd[i] * sd[i],
                     _ => 0.0,
                 };
                 mean[i] * mean[j] + spread
-            }),
-            Self::Discrete { points, weights } => {
-                DMatrix::from_fn(f, f, |i, j| points.iter().zip(weights).map(|(p, w)| w * p[i] * p[j]).sum())
             }
-            Self::Sphere { nu, features } => DMatrix::identity(f, f) * (nu * nu / *features as f64),
+            // A point without weight adds nothing, however far away.
+            Self::Discrete { points, weights } => {
+                points.iter().zip(weights).filter(|(_, w)| **w > 0.0).map(|(p, w)| w * p[i] * p[j]).sum()
+            }
+            Self::Sphere { nu, features } => {
+                if i == j {
+                    nu * nu / *features as f64
+                } else {
+                    0.0
+                }
+            }
         }
     }
 
@@ -179,12 +200,15 @@ impl Theta {
                 u32::try_from(signs).ok().and_then(|signs| 2usize.checked_pow(signs))
             }
             Self::Discrete { points, weights } => {
-                let mut distinct: Vec<&Vec<f64>> = Vec::new();
-                for (point, &weight) in points.iter().zip(weights) {
-                    if weight > 0.0 && !distinct.contains(&point) {
-                        distinct.push(point);
-                    }
-                }
+                // Side by side when sorted; -0 is 0.
+                let order = |a: &&[f64], b: &&[f64]| {
+                    let pairs = a.iter().zip(*b).map(|(x, y)| (x + 0.0).total_cmp(&(y + 0.0)));
+                    pairs.fold(Ordering::Equal, Ordering::then)
+                };
+                let mut distinct: Vec<&[f64]> =
+                    points.iter().zip(weights).filter(|(_, w)| **w > 0.0).map(|(p, _)| &p[..]).collect();
+                distinct.sort_unstable_by(order);
+                distinct.dedup();
                 Some(distinct.len())
             }
             Self::Gaussian { .. } | Self::Sphere { .. } => None,
@@ -210,16 +234,20 @@ impl Theta {
                     }),
                 },
             },
-            Self::Discrete { points, weights } => Map::Discrete {
-                cumulative: weights
-                    .iter()
-                    .scan(0.0, |sum, w| {
-                        *sum += w;
-                        Some(*sum)
-                    })
-                    .collect(),
-                points: points.clone(),
-            },
+            // The last point takes what rounding leaves of the weights: it must have some.
+            Self::Discrete { points, weights } => {
+                let with_weight = || points.iter().zip(weights).filter(|(_, w)| **w > 0.0);
+                let mut sum = 0.0;
+                Map::Discrete {
+                    cumulative: with_weight()
+                        .map(|(_, w)| {
+                            sum += w;
+                            sum
+                        })
+                        .collect(),
+                    points: with_weight().map(|(p, _)| p.clone()).collect(),
+                }
+            }
             Self::Sphere { nu, .. } => Map::Sphere(*nu),
         };
         Ok(ThetaSampler { features: f, map })
@@ -404,5 +432,22 @@ mod tests {
         let points = vec![vec![1.0], vec![2.0], vec![1.0], vec![3.0]];
         assert_eq!(support(Theta::Discrete { points, weights: vec![0.5, 0.25, 0.25, 0.0] }), Some(2));
         assert_eq!(support(Theta::Sphere { nu: 1.0, features: 2 }), None);
+        // Many at once: the time is that of sorting.
+        let points: Vec<Vec<f64>> = (0..100_000).map(|i| vec![f64::from(i % 50_000), -0.0]).collect();
+        assert_eq!(support(Theta::Discrete { points, weights: vec![1e-5; 100_000] }), Some(50_000));
+        let points = vec![vec![0.0], vec![-0.0]];
+        assert_eq!(support(Theta::Discrete { points, weights: vec![0.5; 2] }), Some(1));
+    }
+
+    /// A point without weight is not there, wherever it is said to be: not in the moments, not in the samples.
+    #[test]
+    fn points_without_weight_are_not_there() {
+        let of = |weights: Vec<f64>| Theta::Discrete { points: vec![vec![1.0], vec![-1.0], vec![1e200]], weights };
+        let theta = of(vec![0.5, 0.499_999_999_5, 0.0]);
+        assert!((theta.second_moment()[(0, 0)] - 1.0).abs() < 1e-9);
+        let mut drawn = [0.0];
+        theta.sampler().unwrap().sample(&[0.999_999_999_9], &mut drawn);
+        assert_eq!(drawn, [-1.0]);
+        assert!(of(vec![0.5, 0.25, 0.25]).validate().is_err());
     }
 }

@@ -20,7 +20,7 @@ use headflow::theory::stability::rate_along;
 use nalgebra::DMatrix;
 use serde_json::{Map, Value, json};
 
-use super::{Clock, document, folder, headed, illustrated, made, names, prepared, print};
+use super::{Clock, folder, headed, illustrated, made, names, prepared, print};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, work_has_stopped, writing, writing_result};
 

@@ -2,25 +2,39 @@
 //!
 //! ```text
 //! p_l = w(x_l) / sum_l' w(x_l'),   w(x) = E_theta e^{theta . x - |theta|^2 / 2}
-//! risk = 1 - E[p_eps],             identity: E[sum_l p_l^2] = E[p_eps]
+//! risk = 1 - E[p_eps] = E[sum_{l != eps} p_l],   identity: E[sum_l p_l^2] = E[p_eps]
 //! ```
+//!
+//! The second form of the risk is what is computed: it does not cancel.
 //!
 //! The relevant token's `x_eps` has the density `w(x)` times that of the others, so only the law of
 //! `lambda = ln w(x)` under a standard normal is needed. For a finite support it is that of bayes-softmax with one
 //! head for each point; for flips and Gaussians `lambda` is a sum over independent coordinates; for the sphere
 //! and isotropic Gaussians of mean zero it depends on `|x|` alone. All of these are summed on grids, to the
 //! tolerance; a finite support that spans more than three directions by quasi-Monte Carlo, with its standard error.
+//!
+//! Nodes that only one kind of token meets tell it from all others, and are left out: of a part `W` of the law of the other
+//! tokens, with `lambda`, and so a part `W e^lambda` of the relevant one's, the risk depends by
+//!
+//! ```text
+//! at most (L-1) W E_eps[min(1, e^lambda / w_eps)] <= (L-1) W min(1, e^lambda),     since E_eps[1 / w_eps] <= 1,
+//! and     W e^lambda min(1, (L-1) E[w] / e^lambda) <= (L-1) W min(1, e^lambda),    since E[w] = 1
+//! ```
+//!
+//! so that grids stay as they are however large the signal, and `lambda`, with its rounding, stays below `Lambda + ln L`.
+//! Likewise a support point `theta_h` matters by at most `(L-1) sqrt(p_h) e^{-|theta_h|^2/8}` (with `min(1, x) <= sqrt(x)` and
+//! `E[sqrt(w)] <= 1`): far ones are left out.
 
 use std::f64::consts::PI;
 
-use headflow_model::{Error, Task, Theta, Unwatched, larger, largest, largest_size, mean_and_error, smallest};
+use headflow_model::{Budget, Cost, Error, Task, Theta, larger, mean_and_error};
 use nalgebra::{DMatrix, DVector};
 use statrs::function::gamma::ln_gamma;
 
 use crate::quadrature::lattice::Precision;
 use crate::quadrature::shared::{self, Law, Rule};
 use crate::quadrature::signals::{Component, gaussian, support};
-use crate::quadrature::{POINTS_PER_TOKEN, SCRAMBLES, STANDARD_ERRORS, check_tolerance, refined};
+use crate::quadrature::{POINTS_PER_TOKEN, PREFACTORS, SCRAMBLES, STANDARD_ERRORS, budgeted, check_tolerance, refined};
 
 /// Points of a quasi-Monte Carlo rule.
 const POINTS: usize = 1 << 14;
@@ -29,6 +43,21 @@ const POINTS: usize = 1 << 14;
 /// `|Im lambda| < pi/2`, so that a Gauss rule in a bin is off by about `(2 pi / BIN)^{-2 KEPT} = 1e-14`.
 const BIN: f64 = 0.25;
 const KEPT: usize = 5;
+
+/// Added to `Lambda + ln L` for what is left out.
+const MORE: f64 = 10.0;
+
+/// `Lambda` where points are sampled.
+const SAMPLED: f64 = 20.0;
+
+/// Operations of a node that is put into its bin, and, on average, for each of its nodes that a bin is condensed with.
+const BINNING: f64 = 100.0;
+
+/// `-lambda` of a token that no other is mistaken for.
+const NOTHING: f64 = 650.0;
+
+/// Most nodes that are binned at once.
+const MOST_BINNED: f64 = 1e7;
 
 /// The Bayes risk of a task.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,24 +88,42 @@ pub fn bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> {
     ))
 }
 
-/// The best that can be had, with its error, above the tolerance or not: both are finite numbers.
+/// The best that can be had, with its error, above the tolerance or not.
 ///
 /// # Errors
-/// When the tolerance is out of range, or there is no finite risk, or none whose error is known.
+/// When the tolerance is out of range.
 pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> {
     check_tolerance(tolerance)?;
     let weight = TokenWeight::of(task.theta());
     let tokens = task.length() as f64;
-    let distance = |a: &[f64; 2], b: &[f64; 2]| [(a[0] - b[0]).abs(), (a[1] - b[1]).abs()];
-    let on_grid = refined(tolerance, |lambda| weight.moments(Precision { lambda, tokens }), distance);
-    if let Some(([relevant, square], [error, _])) = on_grid {
-        // The identity holds exactly, so what it is off by is an error too.
-        let identity = square - relevant;
-        return known(BayesRisk {
-            risk: 1.0 - relevant,
-            identity,
-            error_estimate: larger(error, identity.abs()) + 1e-15,
-        });
+    let budget = Budget::new(0.5 * Cost::MOST_OPERATIONS);
+    let distance = |a: &Found, b: &Found| [(a.risk - b.risk).abs(), (a.identity - b.identity).abs()];
+    let at = |lambda| budgeted(&budget, || weight.moments(Precision { lambda, tokens }, &budget));
+    // Whatever rounding and quadrature did, a risk lies in its range, and may be put there where it is off by no more than its error.
+    let found = |risk: f64, identity: f64, error_estimate: f64| {
+        let nearest = risk.clamp(0.0, task.uniform_loss());
+        let risk = if (risk - nearest).abs() <= error_estimate { nearest } else { risk };
+        BayesRisk { risk, identity, error_estimate }
+    };
+    // The identity holds exactly, so what it is off by is an error too. Terms are positive, so that rounding is relative: half a unit
+    // in the last place of the terms of lambda, and a few of the functions.
+    let rounded = |(Found { risk, identity, size }, [error, _]): (Found, [f64; 2])| {
+        let rounding = 1e-15 + f64::EPSILON * (size + 20.0) * risk;
+        found(risk, identity, larger(error, identity.abs()) + rounding)
+    };
+    if let Some(best) = refined(tolerance, at, distance).map(rounded) {
+        if best.error_estimate <= tolerance {
+            return Ok(best);
+        }
+        // Rounding needs a part of the tolerance.
+        let finer = refined(0.5 * tolerance, at, distance).map(rounded);
+        return Ok(finer.filter(|finer| finer.error_estimate < best.error_estimate).unwrap_or(best));
+    }
+    if !weight.is_sampled() {
+        budget.check(
+            "theta",
+            "use fewer features or support points, or a looser tolerance (each direction of theta multiplies the work)",
+        )?;
     }
     // Fewer points than tokens do not hold the largest of those.
     if tokens * POINTS_PER_TOKEN > POINTS as f64 {
@@ -89,32 +136,30 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
             ),
         ));
     }
-    let precision = Precision { lambda: 20.0, tokens };
-    let all: Vec<[f64; 2]> =
-        (0..SCRAMBLES).filter_map(|scramble| weight.sampled_moments(precision, scramble)).collect();
-    if all.len() < 2 {
+    let precision = Precision { lambda: SAMPLED, tokens };
+    let sampled = Budget::new(0.5 * Cost::MOST_OPERATIONS);
+    let all: Vec<Found> =
+        (0..SCRAMBLES).map_while(|scramble| weight.sampled_moments(precision, scramble, &sampled)).collect();
+    if all.len() < SCRAMBLES as usize {
+        sampled.check("theta", "use fewer support points, or points in at most three directions")?;
         return Err(Error::invalid(
             "theta",
             "has signals too large, or too many support points, for the work that the Bayes risk may take",
         ));
     }
-    let (relevant, error) = mean_and_error(all.iter().map(|m| m[0]));
-    let (square, _) = mean_and_error(all.iter().map(|m| m[1]));
-    let identity = square - relevant;
-    let error_estimate = STANDARD_ERRORS * error + identity.abs();
-    known(BayesRisk { risk: (1.0 - relevant).clamp(0.0, task.uniform_loss()), identity, error_estimate })
+    let (risk, error) = mean_and_error(all.iter().map(|found| found.risk));
+    let (identity, _) = mean_and_error(all.iter().map(|found| found.identity));
+    let error_estimate = STANDARD_ERRORS * error + identity.abs() + PREFACTORS[0] * (-SAMPLED).exp();
+    Ok(found(risk, identity, error_estimate))
 }
 
-/// Refuses a risk that is no number, or whose error is none.
-fn known(found: BayesRisk) -> Result<BayesRisk, Error> {
-    if found.risk.is_finite() && found.error_estimate.is_finite() {
-        return Ok(found);
-    }
-    Err(Error::not_converged(
-        "Bayes risk",
-        format!("the quadrature comes to {}, with an error of {}", found.risk, found.error_estimate),
-        "use smaller signals or a looser tolerance",
-    ))
+/// What one rule gives.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    risk: f64,
+    identity: f64,
+    /// Largest size of the terms of which a `lambda` is made.
+    size: f64,
 }
 
 /// How `lambda = ln w(x)` is made.
@@ -132,8 +177,8 @@ enum TokenWeight {
 enum Factor {
     /// `+-nu`: `lambda = ln cosh(nu x) - nu^2/2`.
     Flip(f64),
-    /// `N(mean, variance)`.
-    Gaussian { mean: f64, variance: f64 },
+    /// `N(mean, variance)`; mean and variance are known to rounding of numbers of the given sizes.
+    Gaussian { mean: f64, variance: f64, sizes: [f64; 2] },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -151,7 +196,7 @@ impl Factor {
                 let a = (nu * x).abs();
                 a + (-2.0 * a).exp().ln_1p() - std::f64::consts::LN_2 - 0.5 * nu * nu
             }
-            Self::Gaussian { mean, variance } => {
+            Self::Gaussian { mean, variance, .. } => {
                 (mean * x - 0.5 * mean * mean + 0.5 * variance * x * x) / (1.0 + variance) - 0.5 * variance.ln_1p()
             }
         }
@@ -160,7 +205,7 @@ impl Factor {
     fn slope(self, x: f64) -> f64 {
         match self {
             Self::Flip(nu) => nu * (nu * x).tanh(),
-            Self::Gaussian { mean, variance } => (mean + variance * x) / (1.0 + variance),
+            Self::Gaussian { mean, variance, .. } => (mean + variance * x) / (1.0 + variance),
         }
     }
 
@@ -171,23 +216,24 @@ impl Factor {
         }
     }
 
-    /// Where `x` lies, for the relevant token and the others.
-    fn ends(self, precision: Precision) -> (f64, f64) {
-        let reach = precision.reach();
+    /// Largest size of the terms of a `lambda` that matters.
+    fn size(self, reach: f64) -> f64 {
         match self {
-            Self::Flip(nu) => (-reach - nu.abs(), reach + nu.abs()),
-            Self::Gaussian { mean, variance } => {
-                let wide = reach * (1.0 + variance).sqrt();
-                ((mean - wide).min(-reach), (mean + wide).max(reach))
+            // Where it matters, nu x is about nu^2 / 2.
+            Self::Flip(nu) => (nu * nu).min(nu.abs() * reach),
+            Self::Gaussian { mean, variance, sizes } => {
+                let terms = mean.abs() * reach + 0.5 * mean * mean + 0.5 * variance * reach * reach;
+                (terms + sizes[0] * (reach + mean.abs()) + sizes[1] * reach * reach) / (1.0 + variance)
             }
         }
     }
 
-    /// `(ln of weight, lambda)` of a trapezoid rule; the right half alone, doubled, where that is all there is.
+    /// `(ln of weight, lambda)` of a trapezoid rule; the right half alone, doubled, where that is all there is. Only what matters:
+    /// none where tokens are told apart for certain.
     fn rule(self, precision: Precision) -> Vec<(f64, f64)> {
-        let (from, to) = self.ends(precision);
-        let from = if self.symmetric() { 0.0 } else { from };
-        let step = step(precision, from, to, |x| (self.slope(x), -0.5 * x * x + larger(self.lambda(x), 0.0)));
+        let to = farthest(precision);
+        let from = if self.symmetric() { 0.0 } else { -to };
+        let step = step(precision, from, to, |x| (self.slope(x), -0.5 * x * x + self.lambda(x).min(0.0)));
         let (first, last) = ((from / step).floor() as i64, (to / step).ceil() as i64);
         (first..=last)
             .map(|i| {
@@ -195,22 +241,32 @@ impl Factor {
                 let copies: f64 = if self.symmetric() && i > 0 { 2.0 } else { 1.0 };
                 ((copies * step / (2.0 * PI).sqrt()).ln() - 0.5 * x * x, self.lambda(x))
             })
+            .filter(|node| matters(*node, precision))
             .collect()
     }
+}
+
+/// How far from 0 a coordinate may lie for its node to matter.
+fn farthest(precision: Precision) -> f64 {
+    (2.0 * (precision.of_token() + MORE)).sqrt()
+}
+
+/// Whether a node `(ln of weight, lambda)` matters to the risk, see above; at least for what other coordinates add.
+fn matters((weight, lambda): (f64, f64), precision: Precision) -> bool {
+    weight + lambda.min(0.0) > -precision.of_token() - MORE
 }
 
 /// The largest step that resolves `e^{-u e^lambda}` wherever it matters: `function` gives the slope of `lambda` and the logarithm
 /// of the weight that a place has.
 fn step(precision: Precision, from: f64, to: f64, function: impl Fn(f64) -> (f64, f64)) -> f64 {
     const PLACES: usize = 400;
-    let steps = (0..=PLACES)
+    (0..=PLACES)
         .map(|i| function(from + (to - from) * i as f64 / PLACES as f64))
         .filter_map(|(slope, weight)| {
             let left = precision.of_token() + weight;
-            (!(left <= 1.0)).then(|| Precision { lambda: left, tokens: 1.0 }.normal_step(slope))
+            (left > 1.0).then(|| Precision { lambda: left, tokens: 1.0 }.normal_step(slope))
         })
-        .chain([Precision { lambda: precision.of_token(), tokens: 1.0 }.normal_step(0.0)]);
-    smallest(steps)
+        .fold(Precision { lambda: precision.of_token(), tokens: 1.0 }.normal_step(0.0), f64::min)
 }
 
 impl Radial {
@@ -231,16 +287,26 @@ impl Radial {
         }
     }
 
-    fn end(self, dimension: usize, precision: Precision) -> f64 {
-        let reach = precision.reach() + (dimension as f64).sqrt();
+    /// Operations of a `lambda`: on a sphere two sums of a thousand exponentials, more where the density is narrow.
+    fn operations(self, dimension: usize) -> f64 {
         match self {
-            Self::Gaussian(variance) => reach * (1.0 + variance).sqrt(),
-            Self::Sphere(nu) => reach + nu,
+            Self::Gaussian(_) => 100.0,
+            Self::Sphere(_) => 2e4 * (dimension as f64 / 10.0).sqrt().max(1.0),
         }
     }
 
-    /// `(ln of weight, lambda)` on `radius = ln(1 + e^y)`, in `dimension` dimensions.
-    fn rule(self, dimension: usize, precision: Precision) -> Vec<(f64, f64)> {
+    /// Largest size of the terms of a `lambda` that matters.
+    fn size(self, dimension: usize, reach: f64) -> f64 {
+        match self {
+            Self::Gaussian(variance) => {
+                0.5 * variance * reach * reach / (1.0 + variance) + 0.5 * dimension as f64 * variance.ln_1p()
+            }
+            Self::Sphere(nu) => (nu * nu).min(nu * reach) + nu * reach,
+        }
+    }
+
+    /// `(ln of weight, lambda)` on `radius = ln(1 + e^y)`, in `dimension` dimensions. Only what matters.
+    fn rule(self, dimension: usize, precision: Precision, budget: &Budget) -> Option<Vec<(f64, f64)>> {
         let n = dimension as f64;
         let log_norm = (0.5 * n - 1.0) * std::f64::consts::LN_2 + ln_gamma(0.5 * n);
         let radius = |y: f64| if y > 30.0 { y } else { y.exp().ln_1p() };
@@ -248,19 +314,21 @@ impl Radial {
             let radius = radius(y);
             (n - 1.0) * radius.ln() - 0.5 * radius * radius - log_norm - (-y).exp().ln_1p()
         };
-        let (from, to) = (-precision.of_token() / n - 2.0, self.end(dimension, precision));
-        let most = |y: f64| log_density(y) + larger(self.lambda(dimension, radius(y)), 0.0);
+        let (from, to) = (-precision.of_token() / n - 2.0, farthest(precision) + n.sqrt());
+        let most = |y: f64| log_density(y) + self.lambda(dimension, radius(y)).min(0.0);
         // Softplus is analytic for |Im y| < pi, the density as narrow as a normal one.
         let step = step(precision, from, to, |y| (self.slope(radius(y)), most(y)))
             .min(2.0 * PI * PI / precision.of_token())
             .min(0.7 * Precision { lambda: precision.of_token(), tokens: 1.0 }.normal_step(0.0));
+        budget.spend((to - from) / step * self.operations(dimension))?;
         let (first, last) = ((from / step).floor() as i64, (to / step).ceil() as i64);
-        (first..=last)
-            .map(|i| {
-                let y = i as f64 * step;
-                (step.ln() + log_density(y), self.lambda(dimension, radius(y)))
-            })
-            .collect()
+        let nodes = (first..=last)
+            .map(|i| i as f64 * step)
+            .filter(|&y| matters((step.ln() + log_density(y), 0.0), precision))
+            .map(|y| (step.ln() + log_density(y), self.lambda(dimension, radius(y))))
+            .filter(|node| matters(*node, precision))
+            .collect();
+        Some(nodes)
     }
 }
 
@@ -275,7 +343,7 @@ fn log_average(dimension: usize, kappa: f64) -> f64 {
     // tanh y - 1 without cancellation.
     let log_weight = |y: f64| log_density(y) - 2.0 * kappa / (1.0 + (2.0 * y).exp());
     let nodes = || (-last..=last).map(|i| i as f64 * step);
-    let top = largest(nodes().map(log_weight));
+    let top = nodes().map(log_weight).fold(f64::NEG_INFINITY, f64::max);
     let above: f64 = nodes().map(|y| (log_weight(y) - top).exp()).sum();
     let below: f64 = nodes().map(|y| log_density(y).exp()).sum();
     kappa + top + (above / below).ln()
@@ -304,13 +372,20 @@ impl TokenWeight {
     }
 
     fn of_gaussian(mean: &DVector<f64>, covariance: DMatrix<f64>) -> Self {
-        let eigen = covariance.symmetric_eigen();
-        let mean = eigen.eigenvectors.transpose() * mean;
-        let largest = largest_size(eigen.eigenvalues.iter());
+        let independent = DMatrix::from_diagonal(&covariance.diagonal()) == covariance;
+        let (mean, variances) = if independent {
+            (mean.clone(), covariance.diagonal())
+        } else {
+            let eigen = covariance.symmetric_eigen();
+            (eigen.eigenvectors.transpose() * mean, eigen.eigenvalues)
+        };
+        let largest = variances.amax();
+        // Smaller eigenvalues are rounding; variances that were given are not.
+        let least = if independent { 0.0 } else { 1e-15 * largest };
         let factors: Vec<(f64, f64)> = mean
             .iter()
-            .zip(&eigen.eigenvalues)
-            .map(|(m, v)| (*m, if *v > 1e-15 * largest { *v } else { 0.0 }))
+            .zip(&variances)
+            .map(|(m, v)| (*m, if *v > least { *v } else { 0.0 }))
             .filter(|(m, v)| *m != 0.0 || *v > 0.0)
             .collect();
         let centered = factors.iter().all(|(m, _)| *m == 0.0);
@@ -318,32 +393,49 @@ impl TokenWeight {
         if centered && equal && factors.len() > 1 {
             return Self::Radial(factors.len(), Radial::Gaussian(largest));
         }
-        Self::Separable(factors.into_iter().map(|(mean, variance)| Factor::Gaussian { mean, variance }).collect())
+        // Of eigenvectors and eigenvalues, only what the largest leave is exact.
+        let sizes = if independent { [0.0; 2] } else { [mean.norm(), largest] };
+        let factor = |(mean, variance)| Factor::Gaussian { mean, variance, sizes };
+        Self::Separable(factors.into_iter().map(factor).collect())
     }
 
-    /// `[E p_eps, E sum_l p_l^2]` on a grid; none where that has too many nodes.
-    fn moments(&self, precision: Precision) -> Option<[f64; 2]> {
+    /// Whether there is a rule of sampled points for what no grid can hold.
+    fn is_sampled(&self) -> bool {
+        matches!(self, Self::Points(_))
+    }
+
+    /// The risk on a grid; none where that has too many nodes.
+    fn moments(&self, precision: Precision, budget: &Budget) -> Option<Found> {
+        let reach = farthest(precision);
         match self {
-            Self::Points(points) => by_points(points, precision, &Rule::Tensor),
+            Self::Points(points) => by_points(points, precision, &Rule::Tensor, budget),
             Self::Separable(factors) => {
                 // The law of a sum: one coordinate after the other, condensed in between.
                 let mut nodes = vec![(0.0, 0.0)];
                 for factor in factors {
-                    let rule = factor.rule(precision);
+                    let mut rule = factor.rule(precision);
+                    let pairs = |rule: &[(f64, f64)]| nodes.len() as f64 * rule.len() as f64;
+                    if pairs(&rule) > MOST_BINNED {
+                        rule = condensed(rule.into_iter());
+                    }
+                    budget.spend(pairs(&rule) * BINNING)?;
                     let sums = nodes.iter().flat_map(|(w, l)| rule.iter().map(move |(a, b)| (w + a, l + b)));
-                    // Without what neither kind of token ever meets.
-                    nodes = condensed(sums.filter(|(w, l)| !(w + larger(*l, 0.0) <= -precision.of_token() - 10.0)));
+                    nodes = condensed(sums.filter(|node| matters(*node, precision)));
                 }
-                of_nodes(&nodes, precision)
+                let size = factors.iter().map(|factor| factor.size(reach)).sum();
+                of_nodes(&nodes, size, precision, budget)
             }
-            Self::Radial(dimension, radial) => of_nodes(&radial.rule(*dimension, precision), precision),
+            Self::Radial(dimension, radial) => {
+                let size = radial.size(*dimension, reach + (*dimension as f64).sqrt());
+                of_nodes(&radial.rule(*dimension, precision, budget)?, size, precision, budget)
+            }
         }
     }
 
     /// The same by scramble `scramble` of a quasi-random sequence.
-    fn sampled_moments(&self, precision: Precision, scramble: u32) -> Option<[f64; 2]> {
+    fn sampled_moments(&self, precision: Precision, scramble: u32, budget: &Budget) -> Option<Found> {
         match self {
-            Self::Points(points) => by_points(points, precision, &Rule::QuasiRandom(POINTS, scramble)),
+            Self::Points(points) => by_points(points, precision, &Rule::QuasiRandom(POINTS, scramble), budget),
             Self::Separable(_) | Self::Radial(..) => None,
         }
     }
@@ -363,7 +455,7 @@ fn gauss_rule(nodes: Vec<(f64, f64)>, center: f64) -> Vec<(f64, f64)> {
     if nodes.len() <= KEPT {
         return nodes;
     }
-    let top = largest(nodes.iter().map(|n| n.0));
+    let top = nodes.iter().map(|n| n.0).fold(f64::NEG_INFINITY, f64::max);
     let points: Vec<(f64, f64)> = nodes.iter().map(|(w, l)| ((w - top).exp(), (l - center) / BIN)).collect();
     let mut polynomials = [vec![0.0; points.len()], vec![1.0; points.len()]];
     let mut jacobi = DMatrix::zeros(KEPT, KEPT);
@@ -401,10 +493,16 @@ fn gauss_rule(nodes: Vec<(f64, f64)>, center: f64) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// A finite support, as bayes-softmax with one head for each point.
-fn by_points(points: &[(f64, DVector<f64>)], precision: Precision, rule: &Rule) -> Option<[f64; 2]> {
-    let features = points.first()?.1.len();
-    let m = DMatrix::from_fn(points.len(), features, |h, f| points[h].1[f]);
+/// A finite support, as bayes-softmax with one head for each point that matters.
+fn by_points(points: &[(f64, DVector<f64>)], precision: Precision, rule: &Rule, budget: &Budget) -> Option<Found> {
+    let all = points.len() as f64;
+    // ln of the bound on what a point matters to the risk, all of them together.
+    let bound =
+        |p: f64, theta: &DVector<f64>| precision.tokens.ln() + all.ln() + 0.5 * p.ln() - theta.norm_squared() / 8.0;
+    let points: Vec<_> = points.iter().filter(|(p, theta)| bound(*p, theta) > -precision.lambda - MORE).collect();
+    let Some((_, first)) = points.first() else { return Some(Found { risk: 0.0, identity: 0.0, size: 0.0 }) };
+    let m = DMatrix::from_fn(points.len(), first.len(), |h, f| points[h].1[f]);
+    budget.spend((points.len() * points.len() * first.len()) as f64)?;
     let r = &m * m.transpose();
     let b: Vec<f64> = points.iter().enumerate().map(|(h, (p, _))| p.ln() - 0.5 * r[(h, h)]).collect();
     let components: Vec<_> =
@@ -418,18 +516,28 @@ fn by_points(points: &[(f64, DVector<f64>)], precision: Precision, rule: &Rule) 
         precision,
         weights: [0.0; 2],
         gradient: false,
-        watch: &Unwatched,
     };
-    shared::evaluate(&question, rule).map(|answer| [answer.first, answer.second])
+    let answer = shared::evaluate(&question, rule, budget)?;
+    let longest = r.diagonal().amax();
+    let size = longest + longest.sqrt() * precision.reach() + b.iter().fold(0.0, |size, b| larger(size, b.abs()));
+    Some(Found { risk: answer.missed, identity: answer.second - answer.first, size })
 }
 
-/// The moments of a law of `lambda` on nodes `(ln of weight, lambda)` of a token that is not relevant.
-fn of_nodes(nodes: &[(f64, f64)], precision: Precision) -> Option<[f64; 2]> {
-    let lambda: Vec<f64> = nodes.iter().map(|(_, l)| *l).collect();
-    let background = Law { lambda: lambda.clone(), weights: nodes.iter().map(|(w, _)| w.exp()).collect() };
-    let relevant = Law { lambda, weights: nodes.iter().map(|(w, l)| (w + l).exp()).collect() };
-    let found = shared::shared(&background, &relevant, 0.0, [0.0; 2], precision, &Unwatched)?;
-    Some([found.first, found.second])
+/// The risk of a law of `lambda` on nodes `(ln of weight, lambda)` of a token that is not relevant: those that matter.
+fn of_nodes(nodes: &[(f64, f64)], size: f64, precision: Precision, budget: &Budget) -> Option<Found> {
+    if nodes.is_empty() {
+        return Some(Found { risk: 0.0, identity: 0.0, size: 0.0 });
+    }
+    let mut lambda: Vec<f64> = nodes.iter().map(|(_, l)| *l).collect();
+    let weights: Vec<f64> = nodes.iter().map(|(w, l)| (w + l).exp()).collect();
+    let relevant = Law { lambda: lambda.clone(), mass: weights.iter().sum(), weights };
+    let mut weights: Vec<f64> = nodes.iter().map(|(w, _)| w.exp()).collect();
+    // All other tokens weigh nothing beside the relevant one.
+    lambda.push(-NOTHING);
+    weights.push((1.0 - weights.iter().sum::<f64>()).max(0.0));
+    let background = Law { lambda, weights, mass: 1.0 };
+    let found = shared::shared(&background, &relevant, 0.0, [0.0; 2], precision, budget)?;
+    Some(Found { risk: found.missed, identity: found.second - found.first, size })
 }
 
 #[cfg(test)]
@@ -438,16 +546,6 @@ mod tests {
 
     fn of(length: usize, theta: Theta) -> BayesRisk {
         bayes_risk(&Task::new(length, theta).unwrap(), 1e-11).unwrap()
-    }
-
-    #[test]
-    fn a_risk_that_is_no_number_is_refused() {
-        let good = BayesRisk { risk: 0.4, identity: 0.0, error_estimate: 1e-12 };
-        assert_eq!(known(good).unwrap(), good);
-        for bad in [f64::NAN, f64::INFINITY] {
-            assert!(known(BayesRisk { risk: bad, ..good }).is_err());
-            assert!(known(BayesRisk { error_estimate: bad, ..good }).is_err());
-        }
     }
 
     /// The average over the sphere in closed form: cosh, Bessel's series, sinh.

@@ -75,7 +75,8 @@ pub fn symmetric_part(theta: &Theta) -> f64 {
     points
         .iter()
         .map(|point| {
-            let mirrored = points.iter().find(|other| other.mean == -&point.mean);
+            let mirror = -&point.mean;
+            let mirrored = points.iter().find(|other| other.mean == mirror);
             mirrored.map_or(0.0, |other| point.weight.min(other.weight))
         })
         .sum()

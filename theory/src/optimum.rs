@@ -30,7 +30,7 @@ use argmin::core::{CostFunction, Executor, Gradient, IterState};
 use argmin::solver::linesearch::MoreThuenteLineSearch;
 use argmin::solver::quasinewton::LBFGS;
 use headflow_model::random::{Purpose, Stream, normal_quantile};
-use headflow_model::{Activation, Bias, Error, Theta, Watch, biases, largest, largest_size};
+use headflow_model::{Activation, Bias, Cost, Error, Theta, Watch, biases, largest, largest_size};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
@@ -213,7 +213,11 @@ pub fn optimum<E: Evaluator>(evaluator: &E, options: &Options, watch: &dyn Watch
     options.validate(parameters.heads, parameters.features)?;
     let starts = Starts::new(evaluator.task().theta(), parameters, options);
     let count = options.extra_starts.len() + options.starts;
-    let mut ends: Vec<End> = Vec::with_capacity(count);
+    // Every end is held: parameters and gradient, in the span of the spikes.
+    let of_end = (2 * size_of::<f64>() * parameters.heads * (parameters.features + 1) + size_of::<End>() + 64) as f64;
+    let cost = Cost { operations: 0.0, bytes: count as f64 * of_end };
+    cost.check("starts", "take fewer starts")?;
+    let mut ends: Vec<End> = Vec::new();
     while ends.len() < count {
         let chunk: Vec<End> = (ends.len()..count.min(ends.len() + TOGETHER))
             .into_par_iter()
@@ -684,7 +688,7 @@ fn widen<E: Evaluator>(evaluator: &E, mut group: Group, options: &Options, watch
         }
         group.outside = curvature;
         group.outside_evaluations += 2 * group.parameters.heads + usize::from(group.parameters.rule == Bias::HalfNorm);
-        if curvature >= negative || watch.interrupted() {
+        if !(curvature < negative) || watch.interrupted() {
             return Ok(group);
         }
         let mut moved = at.c;

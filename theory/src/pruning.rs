@@ -17,7 +17,7 @@
 use std::collections::BTreeSet;
 
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Error, OrderParameters, Watch};
+use headflow_model::{Cost, Error, OrderParameters, Watch};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -158,7 +158,30 @@ fn check(heads: usize, most_subsets: usize, most_removed: usize) -> Result<(), E
     if most_subsets == 0 {
         return Err(Error::invalid("subsets", "must be at least 1"));
     }
-    Ok(())
+    cost(heads, most_subsets, most_removed).check_watched("subsets", "take fewer subsets, or remove fewer heads")
+}
+
+/// What it takes to draw the sets: all rows' operations, and the bytes of the largest row.
+fn cost(heads: usize, most_subsets: usize, most_removed: usize) -> Cost {
+    // A set, its place in a tree of sets, and what is drawn for it.
+    let of_set = 3.0 * (size_of::<usize>() * heads + 64) as f64;
+    (0..=most_removed).fold(Cost::default(), |sum, removed| {
+        let all = log_binomial(heads, removed);
+        let most = (most_subsets as f64).min(all.exp());
+        // Of N sets, N (ln N - ln (N - n)) draws find n different ones on average.
+        let missing = (-(most / all.exp())).ln_1p().max(-all - 1.0);
+        let draws = if most < all.exp() { (-missing * all.exp()).max(most) } else { most };
+        let draws = if draws.is_finite() { draws } else { most };
+        Cost { operations: sum.operations + draws * OF_DRAW * heads as f64, bytes: sum.bytes.max(most * of_set) }
+    })
+}
+
+/// Operations of a head in a set that is drawn.
+const OF_DRAW: f64 = 50.0;
+
+/// `ln binomial(n, k)`.
+fn log_binomial(n: usize, k: usize) -> f64 {
+    (0..k.min(n - k)).map(|i| ((n - i) as f64 / (i + 1) as f64).ln()).sum()
 }
 
 fn row(removed: usize, exhaustive: bool, kept: &[Vec<usize>], losses: &[f64]) -> Row {
@@ -464,6 +487,9 @@ mod tests {
             |subsets, removed| prune(&some_point(), subsets, removed, 1, &loss, &Unwatched).unwrap_err().to_string();
         assert_eq!(message(256, 5), "most_removed: of 5 heads at most 4 can be removed, got 5");
         assert!(message(0, 4).starts_with("subsets: "));
+        // More sets than memory holds, known before any is drawn.
+        let many = prune_sets(200, usize::MAX, 100, 1, &|_| Ok(1.0), &Unwatched).unwrap_err();
+        assert!(matches!(many, Error::TooCostly { .. }) && many.to_string().starts_with("subsets: "), "{many}");
         let broken = |_: &OrderParameters| Ok(f64::NAN);
         assert!(prune(&some_point(), 9, 1, 1, &broken, &Unwatched).is_err());
         struct Stopped;

@@ -21,7 +21,7 @@ pub(crate) mod signals;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headflow_model::{
-    Activation, Attention, Error, Task, Unwatched, Watch, larger, largest, largest_size, mean_and_error,
+    Activation, Attention, Budget, Cost, Error, Task, Unwatched, Watch, larger, largest, largest_size, mean_and_error,
 };
 use nalgebra::DMatrix;
 use rayon::prelude::*;
@@ -55,20 +55,40 @@ const SAFETY: f64 = 10.0;
 
 /// Errors are up to this many times `e^{-Lambda}`: towards the edge of the strip the kernels `G_k` grow like `a^k`, which makes for
 /// powers of `Lambda`, more for the gradient than for the loss.
-const PREFACTORS: [f64; 2] = [100.0, 1000.0];
+pub(crate) const PREFACTORS: [f64; 2] = [100.0, 1000.0];
 
 /// Added to `Lambda` where the gradient is wanted too.
 const MORE_FOR_GRADIENT: f64 = 2.5;
 
-/// Rounding of a sum of many terms.
+/// Rounding of a sum of many terms: beside it there is that of the scores and of `ln u`, relative to their size, of which a
+/// moment changes by less than it is.
 const ROUNDING: f64 = 5e-14;
 
-/// Most multiplications of one evaluation, and most points `(t, t')` of a pair, or of a score (some are held at once).
-const MOST_WORK: f64 = 4e10;
+/// Operations of an evaluation, all its refinements together.
+const MOST_OPERATIONS: f64 = 2.0 * Cost::MOST_OPERATIONS;
+
+/// Operations of a multiplication in a product of matrices.
+const MULTIPLICATION: f64 = 0.2;
+
+/// Most points `(t, t')` of a pair, or of a score (some are held at once).
 const MOST_POINTS: f64 = 6e6;
 
-/// Keys from this size on have their work counted before it is done.
+/// Scores wider than this, and more heads and pairs with more components than this, have their work counted before it is done:
+/// below, none takes more than 2e8 operations.
 const COUNTED: f64 = 6.0;
+const COUNTED_PIECES: f64 = 100.0;
+
+/// More of those are not even counted: each takes 1e6 operations and more.
+const MOST_PIECES: f64 = 2e4;
+
+/// Biases beyond this size are looked at for what they do: a head may be off, or the 1 of softmax1 have no weight.
+const FAR: f64 = 1e3;
+
+/// Deviation from which scores count as no larger: the wider they are, the more rarely two are so near that rounding has an effect.
+const COMMON: f64 = 10.0;
+
+/// Largest score and `ln u`: rounding of larger ones spoils all digits that are left.
+const LARGEST_SCORE: f64 = 1e10;
 
 /// Scrambles of the quasi-Monte Carlo rule, and its first and last number of points.
 pub(crate) const SCRAMBLES: u32 = 8;
@@ -126,7 +146,7 @@ pub struct HeadMoments {
     pub relevant: Vec<f64>,
     /// `E[sum_l A_hl A_h'l]`, `H x H`.
     pub products: DMatrix<f64>,
-    /// Estimated error of each: a finite number.
+    /// Estimated error of each.
     pub error_estimate: f64,
     attention: Attention,
 }
@@ -143,8 +163,7 @@ impl HeadMoments {
     }
 }
 
-/// A loss, what it is made of, and how exact it is: finite numbers all, or, where there is no value or its error is
-/// not known, NaN all with infinite errors.
+/// A loss, what it is made of, and how exact it is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
     /// The loss.
@@ -193,22 +212,14 @@ impl Evaluation {
 
     /// Largest differences of the loss and its parts, and of the gradient.
     fn distance(&self, other: &Self) -> [f64; 2] {
-        let largest = |a: &[f64], b: &[f64]| largest_size(a.iter().zip(b).map(|(x, y)| x - y));
+        let apart = |a: &[f64], b: &[f64]| largest_size(a.iter().zip(b).map(|(x, y)| x - y));
         let ((a, ga), (b, gb)) = (self.numbers(), other.numbers());
-        [largest(&a, &b), largest(&ga, &gb)]
-    }
-
-    /// Whether all numbers are finite, those of the errors too.
-    fn is_finite(&self) -> bool {
-        let (loss, gradient) = self.numbers();
-        let errors = [self.error_estimate, self.gradient_error_estimate];
-        loss.iter().chain(&gradient).chain(&errors).all(|v| v.is_finite())
+        [apart(&a, &b), apart(&ga, &gb)]
     }
 }
 
 /// Evaluates at `Lambda` for a tolerance and, for a check, at less, then at more until the estimated errors meet the
-/// tolerance: the best value and its errors. None where not even two evaluations are to be had. A difference that is NaN
-/// is an error of NaN, which meets no tolerance.
+/// tolerance: the best value and its errors. None where not even two evaluations are to be had.
 ///
 /// Errors fall like `e^{-rate Lambda}` at a rate that need not be 1: if the coarser value is off by `e^{-rate Lambda}`, then a
 /// finer one, with `ratio` times its `Lambda`, is off by the power `ratio` of that.
@@ -220,8 +231,8 @@ pub(crate) fn refined<T>(
     // A difference that is small by chance says nothing: never less than the steps were chosen for.
     let estimate = |differences: [f64; 2], ratio: f64, lambda: f64| -> [f64; 2] {
         std::array::from_fn(|i| {
-            let geometric = (SAFETY * differences[i].powf(ratio)).min(differences[i]);
-            larger(geometric, PREFACTORS[i] * (-lambda).exp())
+            let [difference, least] = [differences[i], PREFACTORS[i] * (-lambda).exp()];
+            larger((SAFETY * difference.powf(ratio)).min(difference), larger(difference * 0.0, least))
         })
     };
     let mut lambda = MARGIN - tolerance.ln();
@@ -249,6 +260,26 @@ pub(crate) fn refined<T>(
     errors.map(|errors| (finest, errors))
 }
 
+/// What `work` gives; where it gives nothing, what it spent is not counted.
+pub(crate) fn budgeted<T>(budget: &Budget, work: impl FnOnce() -> Option<T>) -> Option<T> {
+    let before = budget.spent();
+    let found = work();
+    if found.is_none() {
+        budget.restore(before);
+    }
+    found
+}
+
+/// A point as the integrals need it, every number finite.
+struct Place {
+    m: DMatrix<f64>,
+    r: DMatrix<f64>,
+    /// Biases that have an effect.
+    b: Vec<f64>,
+    /// Largest size of the scores whose rounding has an effect.
+    size: f64,
+}
+
 impl Quadrature {
     /// An evaluator with the given absolute tolerance, from `1e-13` to `1e-2`.
     ///
@@ -269,8 +300,8 @@ impl Quadrature {
         })
     }
 
-    /// The largest error estimate of all evaluations so far that had a value, of losses and gradients: whoever takes many, as
-    /// a flow does, may ask afterwards whether the tolerance was met throughout. (Those without a value gave NaN.)
+    /// The largest error estimate of all evaluations so far, of losses and gradients: whoever takes many, as a flow does, may
+    /// ask afterwards whether the tolerance was met throughout.
     pub fn worst_error(&self) -> f64 {
         f64::from_bits(self.worst.load(Ordering::Relaxed))
     }
@@ -285,7 +316,7 @@ impl Quadrature {
     /// # Errors
     /// When the tolerance cannot be met: says what was reached.
     pub fn loss_to_tolerance(&self, at: &Coordinates) -> Result<Evaluation, Error> {
-        self.met(self.evaluate(at, false))
+        self.met(at, false)
     }
 
     /// The loss and its gradient, to the tolerance.
@@ -293,18 +324,19 @@ impl Quadrature {
     /// # Errors
     /// As [`Quadrature::loss_to_tolerance`].
     pub fn gradient_to_tolerance(&self, at: &Coordinates) -> Result<Evaluation, Error> {
-        self.met(self.evaluate(at, true))
+        self.met(at, true)
     }
 
     /// The moments of all heads and pairs at a point, the best that can be had; none for bayes-softmax, whose heads are
-    /// normalised against each other, and where there is no finite value with a finite error.
+    /// normalised against each other.
     pub fn head_moments(&self, at: &Coordinates) -> Option<HeadMoments> {
-        let (r, heads) = (at.r(), self.heads);
-        if self.attention.activation == Activation::BayesSoftmax || !finite(at, &r) {
+        if self.attention.activation == Activation::BayesSoftmax {
             return None;
         }
+        let (place, heads) = (self.place(at).ok()?, self.heads);
+        let budget = Budget::new(MOST_OPERATIONS);
         let of = |lambda| {
-            let parts = self.contributions(at, &r, self.precision(lambda), false, &Unwatched)?;
+            let parts = budgeted(&budget, || self.contributions(&place, self.precision(lambda), false, &budget))?;
             let mut found = (vec![0.0; heads], DMatrix::zeros(heads, heads));
             for part in parts {
                 let [h, k] = part.heads;
@@ -321,12 +353,13 @@ impl Quadrature {
             [first, largest_size((&a.1 - &b.1).iter())]
         };
         let ((relevant, products), errors) = refined(self.tolerance, of, distance)?;
-        let error_estimate = larger(errors[0], errors[1]) + ROUNDING;
-        let known = relevant.iter().chain(products.iter()).chain([&error_estimate]).all(|v| v.is_finite());
-        known.then_some(HeadMoments { relevant, products, error_estimate, attention: self.attention })
+        let error_estimate = larger(errors[0], errors[1]) + ROUNDING + f64::EPSILON * place.size;
+        Some(HeadMoments { relevant, products, error_estimate, attention: self.attention })
     }
 
-    fn met(&self, evaluation: Evaluation) -> Result<Evaluation, Error> {
+    /// What [`Quadrature::evaluate`] gives, if it meets the tolerance.
+    fn met(&self, at: &Coordinates, gradient: bool) -> Result<Evaluation, Error> {
+        let evaluation = self.counted(at, gradient, &Unwatched)?;
         let reached = larger(evaluation.error_estimate, evaluation.gradient_error_estimate);
         if reached <= self.tolerance {
             return Ok(evaluation);
@@ -357,49 +390,130 @@ impl Quadrature {
     }
 
     /// The best that can be had at a point, with its error estimate, above the tolerance or not.
+    ///
+    /// Where it would take too much work there are no numbers (NaN), and the error is infinite.
     pub fn evaluate(&self, at: &Coordinates, gradient: bool) -> Evaluation {
         self.evaluate_watched(at, gradient, &Unwatched)
     }
 
     /// [`Quadrature::evaluate`], but soon and all NaN once `watch` interrupts.
     pub fn evaluate_watched(&self, at: &Coordinates, gradient: bool, watch: &dyn Watch) -> Evaluation {
-        let evaluation = self.best(at, gradient, watch);
+        self.counted(at, gradient, watch).unwrap_or_else(|_| self.nothing(gradient))
+    }
+
+    /// The same, or what is too much about it.
+    fn counted(&self, at: &Coordinates, gradient: bool, watch: &dyn Watch) -> Result<Evaluation, Error> {
+        let found = self.best(at, gradient, watch);
         if watch.interrupted() {
             // Broken off: no evaluation, and no error of one.
-            return self.nothing(gradient);
+            return Ok(self.nothing(gradient));
         }
-        if evaluation.is_finite() {
+        // What is no number is refused where it is met; it is no error of a number.
+        if let Ok(evaluation) = &found {
             let worst = larger(evaluation.error_estimate, evaluation.gradient_error_estimate);
-            self.worst.fetch_max(worst.to_bits(), Ordering::Relaxed);
-        }
-        evaluation
-    }
-
-    fn best(&self, at: &Coordinates, gradient: bool, watch: &dyn Watch) -> Evaluation {
-        assert_eq!(at.m.shape(), (self.heads, self.task.features()), "m does not fit");
-        assert_eq!(at.b.len(), self.heads, "b does not fit");
-        let r = at.r();
-        // A variance of NaN would count as 0 further down.
-        if !finite(at, &r) {
-            return self.nothing(gradient);
-        }
-        let refined =
-            refined(self.tolerance, |lambda| self.at_precision(at, &r, lambda, gradient, watch), Evaluation::distance);
-        if let Some((mut evaluation, [loss, of_gradient])) = refined {
-            let rounding = ROUNDING * (1.0 + evaluation.loss.second_moment);
-            evaluation.error_estimate = loss + rounding;
-            evaluation.gradient_error_estimate = if gradient { of_gradient + rounding } else { 0.0 };
-            if evaluation.is_finite() {
-                return evaluation;
+            if worst.is_finite() {
+                self.worst.fetch_max(worst.to_bits(), Ordering::Relaxed);
             }
         }
-        if self.attention.activation == Activation::BayesSoftmax {
-            return self.by_quasi_monte_carlo(at, &r, gradient, watch);
-        }
-        self.nothing(gradient)
+        found
     }
 
-    /// What there is where an evaluation would take too much work, or comes to no finite number.
+    fn best(&self, at: &Coordinates, gradient: bool, watch: &dyn Watch) -> Result<Evaluation, Error> {
+        assert_eq!(at.m.shape(), (self.heads, self.task.features()), "m does not fit");
+        assert_eq!(at.b.len(), self.heads, "b does not fit");
+        let place = self.place(at)?;
+        let budget = Budget::watched(MOST_OPERATIONS, watch);
+        let at_precision = |lambda| budgeted(&budget, || self.at_precision(&place, lambda, gradient, &budget));
+        let evaluation = match refined(self.tolerance, at_precision, Evaluation::distance) {
+            Some((mut evaluation, [loss, of_gradient])) => {
+                let rounding = (ROUNDING + f64::EPSILON * place.size) * (1.0 + evaluation.loss.second_moment)
+                    + evaluation.error_estimate;
+                evaluation.error_estimate = loss + rounding;
+                evaluation.gradient_error_estimate = if gradient { of_gradient + rounding } else { 0.0 };
+                evaluation
+            }
+            None if self.attention.activation == Activation::BayesSoftmax => {
+                self.by_quasi_monte_carlo(&place, gradient, &budget)
+            }
+            None => self.nothing(gradient),
+        };
+        // What is given as no number at all is given with its reason.
+        if !evaluation.error_estimate.is_finite() {
+            let (field, advice) = self.too_much(&place);
+            budget.check(field, advice)?;
+        }
+        Ok(in_range(evaluation))
+    }
+
+    /// The point as it enters the integrals. A common part of all biases of bayes-softmax has no effect, nor has any bias of
+    /// softmax: they would only cost digits.
+    ///
+    /// # Errors
+    /// When a number is not finite, or so large that rounding leaves nothing of a score.
+    fn place(&self, at: &Coordinates) -> Result<Place, Error> {
+        let r = at.r();
+        let mut b = at.b.clone();
+        match self.attention.activation {
+            Activation::Softmax => b.fill(0.0),
+            Activation::BayesSoftmax if largest_size(&b) > FAR => {
+                let common = largest(&b);
+                b.iter_mut().for_each(|b| *b = (*b - common).max(f64::MIN));
+            }
+            _ => {}
+        }
+        let precision = self.precision(MARGIN - self.tolerance.ln());
+        let scores = |widest: f64| {
+            largest_size((0..self.heads).map(|h| {
+                let (mean, variance) = self.signals.score(&at.m.row(h).transpose());
+                // Rounding may leave a variance below 0.
+                let deviation = larger(r[(h, h)] + variance, 0.0).sqrt();
+                mean + precision.reach() * if deviation > widest { widest } else { deviation }
+            }))
+        };
+        let size = scores(f64::INFINITY);
+        if !(size <= LARGEST_SCORE) {
+            // Which of them: alignments, keys or the signal.
+            let field = match (largest_size(at.m.iter()), largest(r.diagonal().iter()).sqrt()) {
+                (m, _) if !(m <= FAR) => "m",
+                (_, key) if !(key <= FAR) => "r",
+                _ => "theta",
+            };
+            return Err(Error::too_costly(
+                field,
+                format!("makes scores of size {size:.1e}"),
+                format!("{LARGEST_SCORE:.0e}, beyond which rounding leaves nothing of them"),
+                "use smaller alignments or a weaker signal",
+            ));
+        }
+        if !b.iter().all(|b| b.is_finite()) {
+            return Err(Error::invalid("b", "holds a number that is not finite"));
+        }
+        let rounded = scores(COMMON);
+        let mut place = Place { m: at.m.clone(), r, b, size: rounded };
+        // Of the biases, those that still have an effect.
+        let biases = (0..self.heads).map(|h| match self.regime(&place, h, precision) {
+            (b, _, true) => b,
+            (.., false) => 0.0,
+        });
+        place.size += largest_size(biases);
+        Ok(place)
+    }
+
+    /// The field that makes an evaluation too costly, and what would be cheaper.
+    fn too_much(&self, place: &Place) -> (&'static str, &'static str) {
+        let widest = |of: &dyn Fn(usize) -> f64| largest((0..self.heads).map(of));
+        let keys = widest(&|h| place.r[(h, h)]);
+        let signal = widest(&|h| self.signals.score(&place.m.row(h).transpose()).1);
+        if signal > keys.max(COUNTED * COUNTED) {
+            ("theta", "use a narrower theta, smaller alignments m, or evaluator qmc")
+        } else if keys > COUNTED * COUNTED {
+            ("r", "use smaller keys (m and r), or evaluator qmc")
+        } else {
+            ("heads", "use fewer heads or support points, a looser tolerance, or evaluator qmc")
+        }
+    }
+
+    /// What there is where an evaluation would take too much work.
     fn nothing(&self, gradient: bool) -> Evaluation {
         Evaluation {
             loss: Loss { attention_on_relevant: f64::NAN, second_moment: f64::NAN },
@@ -418,81 +532,99 @@ impl Quadrature {
         Precision { lambda, tokens: self.task.length() as f64 }
     }
 
-    /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work, or `watch` interrupts it.
-    fn at_precision(
-        &self,
-        at: &Coordinates,
-        r: &DMatrix<f64>,
-        lambda: f64,
-        gradient: bool,
-        watch: &dyn Watch,
-    ) -> Option<Evaluation> {
+    /// One evaluation with steps for an error `e^-lambda`; none where it would take too much work. Its error estimate is what is
+    /// left out of the law of the scores.
+    fn at_precision(&self, place: &Place, lambda: f64, gradient: bool, budget: &Budget) -> Option<Evaluation> {
         let lambda = if gradient { lambda + MORE_FOR_GRADIENT } else { lambda };
         let shared = self.attention.activation == Activation::BayesSoftmax;
-        if self.signals.too_many(&at.m, self.precision(lambda), shared) {
-            return None;
-        }
+        self.signals.count(&place.m, self.precision(lambda), shared)?;
         match self.attention.activation {
-            Activation::BayesSoftmax => self.shared_at(at, r, self.precision(lambda), gradient, &Rule::Tensor, watch),
-            _ => self.pairs_at(at, r, self.precision(lambda), gradient, watch),
+            Activation::BayesSoftmax => self.shared_at(place, self.precision(lambda), gradient, &Rule::Tensor, budget),
+            _ => self.pairs_at(place, self.precision(lambda), gradient, budget),
         }
     }
 
-    /// What each head and each pair contributes; none where that would take too much work, or `watch` interrupts it.
+    /// What the bias of a head comes to: the bias, whether the 1 of softmax1 has weight beside it, and whether the head is on.
+    ///
+    /// `1/(1 + S) <= min(1, e^{-s})` for any score `s` of another token, a normal variable about `b`: on average at most
+    /// `P(s < b/2) + e^{-b/2} <= e^{-b^2/(8 r)} + e^{-b/2}`, by which softmax1 differs from softmax. And `A <= e^s`.
+    fn regime(&self, place: &Place, h: usize, precision: Precision) -> (f64, bool, bool) {
+        let (b, leak) = (place.b[h], self.attention.activation == Activation::Softmax1);
+        if b.abs() <= FAR || self.attention.activation == Activation::Softmax {
+            return (b, leak, true);
+        }
+        let negligible = precision.of_token() + MARGIN;
+        if b > 0.0 {
+            let softmax = 0.5 * b > negligible && b * b > 8.0 * place.r[(h, h)] * negligible;
+            return if softmax { (0.0, false, true) } else { (b, true, true) };
+        }
+        let (mean, variance) = self.signals.score(&place.m.row(h).transpose());
+        let highest = b + mean + (2.0 * negligible * (place.r[(h, h)] + variance)).sqrt();
+        (b, true, highest > -negligible)
+    }
+
+    /// What each head and each pair contributes; none where that would take too much work.
     fn contributions(
         &self,
-        at: &Coordinates,
-        r: &DMatrix<f64>,
+        place: &Place,
         precision: Precision,
         gradient: bool,
-        watch: &dyn Watch,
+        budget: &Budget,
     ) -> Option<Vec<Contribution>> {
         let (g, heads) = (self.attention.gain(self.heads), self.heads);
-        let leak = self.attention.activation == Activation::Softmax1;
+        let regimes: Vec<_> = (0..heads).map(|h| self.regime(place, h, precision)).collect();
+        let b: Vec<f64> = regimes.iter().map(|regime| regime.0).collect();
+        let leaks: Vec<bool> = regimes.iter().map(|regime| regime.1).collect();
+        let on = |h: usize| regimes[h].2;
         // A pair stands for both of its orders.
         let ask = |second: f64| pairs::Question {
-            m: &at.m,
-            r,
-            b: &at.b,
+            m: &place.m,
+            r: &place.r,
+            b: &b,
             signals: &self.signals,
             precision,
-            leak,
+            leaks: &leaks,
             weights: [-2.0 * g, second * g * g],
             gradient,
-            watch,
+            budget,
         };
-        let tasks: Vec<[usize; 2]> = (0..heads).flat_map(|h| (0..=h).map(move |k| [h, k])).collect();
         let question = ask(2.0);
-        let mut work = 0.0;
-        // Keys of ordinary size never come near the bounds.
-        let counted = if largest(r.diagonal().iter()) <= COUNTED * COUNTED { &[] } else { &tasks[..] };
-        for &[h, k] in counted {
-            if watch.interrupted() {
-                return None;
-            }
-            let (own, points) = if h == k { pairs::single_work(&question, h) } else { pairs::work(&question, h, k) };
-            work += own;
-            if !(work <= MOST_WORK && points <= MOST_POINTS) {
-                return None;
-            }
+        let pieces = 0.5 * heads as f64 * (heads as f64 + 1.0) * self.signals.count(&place.m, precision, false)?;
+        if pieces > MOST_PIECES {
+            budget.spend(1e6 * pieces)?;
         }
-        let parts = tasks
-            .par_iter()
-            .map(|&[h, k]| if h == k { pairs::single(&ask(1.0), h) } else { pairs::pair(&question, h, k) })
-            .collect();
-        (!watch.interrupted()).then_some(parts)
+        let tasks: Vec<[usize; 2]> = (0..heads).flat_map(|h| (0..=h).map(move |k| [h, k])).collect();
+        // Scores of ordinary size never come near the bounds.
+        let wide = |h: usize| {
+            place.r[(h, h)] + self.signals.score(&place.m.row(h).transpose()).1 > COUNTED * COUNTED || place.b[h] > FAR
+        };
+        let counted = if pieces > COUNTED_PIECES || (0..heads).any(wide) { &tasks[..] } else { &[] };
+        let mut most = 0.0;
+        for &[h, k] in counted.iter().filter(|[h, k]| on(*h) && on(*k)) {
+            let work = if h == k { pairs::single_work(&question, h) } else { pairs::work(&question, h, k) };
+            budget.spend(MULTIPLICATION * work.multiplications)?;
+            if !(work.points <= MOST_POINTS && work.bytes <= Cost::MOST_BYTES) {
+                return budget.spend(f64::INFINITY).map(|()| Vec::new());
+            }
+            most = larger(most, work.bytes);
+        }
+        let of = |&[h, k]: &[usize; 2]| match (on(h) && on(k), h == k) {
+            (false, _) => Contribution::zero([h, k], place.m.ncols()),
+            (true, true) => pairs::single(&ask(1.0), h),
+            (true, false) => pairs::pair(&question, h, k),
+        };
+        // Each thread may hold some.
+        let parts = if 2.0 * rayon::current_num_threads() as f64 * most > Cost::MOST_BYTES {
+            tasks.iter().map(of).collect()
+        } else {
+            tasks.par_iter().map(of).collect()
+        };
+        (!budget.interrupted()).then_some(parts)
     }
 
-    fn pairs_at(
-        &self,
-        at: &Coordinates,
-        r: &DMatrix<f64>,
-        precision: Precision,
-        gradient: bool,
-        watch: &dyn Watch,
-    ) -> Option<Evaluation> {
+    fn pairs_at(&self, place: &Place, precision: Precision, gradient: bool, budget: &Budget) -> Option<Evaluation> {
         let (g, heads) = (self.attention.gain(self.heads), self.heads);
-        let parts = self.contributions(at, r, precision, gradient, watch)?;
+        let parts = self.contributions(place, precision, gradient, budget)?;
         let mut loss = Loss::default();
         let mut sum = Gradient {
             m: DMatrix::zeros(heads, self.task.features()),
@@ -516,67 +648,55 @@ impl Quadrature {
                 sum.r[(k, h)] += 0.5 * part.r[1];
             }
         }
-        Some(Evaluation {
-            loss,
-            gradient: gradient.then_some(sum),
-            error_estimate: f64::NAN,
-            gradient_error_estimate: f64::NAN,
-        })
+        Some(Evaluation { loss, gradient: gradient.then_some(sum), error_estimate: 0.0, gradient_error_estimate: 0.0 })
     }
 
     fn shared_at(
         &self,
-        at: &Coordinates,
-        r: &DMatrix<f64>,
+        place: &Place,
         precision: Precision,
         gradient: bool,
         rule: &Rule,
-        watch: &dyn Watch,
+        budget: &Budget,
     ) -> Option<Evaluation> {
         let g = self.attention.gain(self.heads);
-        let components = self.signals.components(&at.m, precision);
+        let components = self.signals.components(&place.m, precision);
         let question = shared::Question {
-            m: &at.m,
-            r,
-            b: &at.b,
+            m: &place.m,
+            r: &place.r,
+            b: &place.b,
             components: &components,
             covariance: self.signals.covariance.as_ref(),
             precision,
             weights: [-2.0 * g, g * g],
             gradient,
-            watch,
         };
-        let answer = shared::evaluate(&question, rule)?;
+        let answer = shared::evaluate(&question, rule, budget)?;
         Some(Evaluation {
             loss: Loss { attention_on_relevant: g * answer.first, second_moment: g * g * answer.second },
             gradient: gradient.then(|| Gradient { m: answer.m, r: answer.r, b: answer.b.as_slice().to_vec() }),
-            error_estimate: f64::NAN,
-            gradient_error_estimate: f64::NAN,
+            // Moments are bounded functions of scores of unit scale: a variance that is left out is worth no more than half of it.
+            error_estimate: 0.5 * answer.dropped,
+            gradient_error_estimate: 0.0,
         })
     }
 
     /// bayes-softmax of a rank beyond product grids.
-    fn by_quasi_monte_carlo(
-        &self,
-        at: &Coordinates,
-        r: &DMatrix<f64>,
-        gradient: bool,
-        watch: &dyn Watch,
-    ) -> Evaluation {
+    fn by_quasi_monte_carlo(&self, place: &Place, gradient: bool, budget: &Budget) -> Evaluation {
         // Steps in t need not be finer than what sampling reaches.
         let precision = self.precision(MARGIN - self.tolerance.max(1e-8).ln());
-        if self.signals.too_many(&at.m, precision, true) {
+        if self.signals.count(&place.m, precision, true).is_none()
+            || self.task.length() as f64 * POINTS_PER_TOKEN > LAST_POINTS as f64
+        {
             return self.nothing(gradient);
         }
         let mut points = FIRST_POINTS;
+        let mut found = self.nothing(gradient);
         loop {
-            let all: Vec<Evaluation> = (0..SCRAMBLES)
-                .filter_map(|s| self.shared_at(at, r, precision, gradient, &Rule::QuasiRandom(points, s), watch))
-                .collect();
-            let few = self.task.length() as f64 * POINTS_PER_TOKEN > LAST_POINTS as f64;
-            if all.len() < 2 || few {
-                return self.nothing(gradient);
-            }
+            let of = |s| self.shared_at(place, precision, gradient, &Rule::QuasiRandom(points, s), budget);
+            let Some(all) = budgeted(budget, || (0..SCRAMBLES).map(of).collect::<Option<Vec<Evaluation>>>()) else {
+                return found;
+            };
             let errors = |pick: &dyn Fn(&Evaluation) -> Vec<f64>| -> f64 {
                 let rows: Vec<Vec<f64>> = all.iter().map(pick).collect();
                 largest_size(
@@ -584,20 +704,31 @@ impl Quadrature {
                 )
             };
             let (loss, of_gradient) = (errors(&|e| e.numbers().0), errors(&|e| e.numbers().1));
+            let mut mean = Evaluation::mean(&all).unwrap_or_else(|| all[0].clone());
+            mean.error_estimate = loss;
+            mean.gradient_error_estimate = of_gradient;
+            found = mean;
             if larger(loss, of_gradient) <= self.tolerance || points >= LAST_POINTS {
-                let mut mean = Evaluation::mean(&all).unwrap_or_else(|| all[0].clone());
-                mean.error_estimate = loss;
-                mean.gradient_error_estimate = of_gradient;
-                return if mean.is_finite() { mean } else { self.nothing(gradient) };
+                return found;
             }
             points *= 4;
         }
     }
 }
 
-/// Whether a point, and its overlaps, are finite numbers.
-fn finite(at: &Coordinates, r: &DMatrix<f64>) -> bool {
-    at.m.iter().chain(at.c.iter()).chain(&at.b).chain(r.iter()).all(|v| v.is_finite())
+/// The evaluation with its numbers in their ranges, where they are off by no more than their error: attention and its square are
+/// positive, and the loss, `E |a - 1{l = eps}|^2`, is.
+fn in_range(mut evaluation: Evaluation) -> Evaluation {
+    let error = evaluation.error_estimate;
+    let Loss { attention_on_relevant: first, second_moment: second } = &mut evaluation.loss;
+    if *first < 0.0 && -*first <= error {
+        *first = 0.0;
+    }
+    let least = (2.0 * *first - 1.0).max(0.0);
+    if *second < least && least - *second <= 2.0 * error {
+        *second = least;
+    }
+    evaluation
 }
 
 /// Refuses a tolerance that is no number between the tightest and the loosest.
@@ -651,42 +782,5 @@ impl Evaluator for Quadrature {
 
     fn loss_watched(&self, at: &Coordinates, watch: &dyn Watch) -> Loss {
         self.evaluate_watched(at, false, watch).loss
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A difference that is no number is no small error, and one evaluation that is none does not spoil the next ones.
-    #[test]
-    fn what_is_no_number_has_not_converged() {
-        let distance = |a: &f64, b: &f64| [(a - b).abs(), 0.0];
-        let (value, errors) = refined(1e-6, |_| Some(0.25), distance).unwrap();
-        assert!(value == 0.25 && larger(errors[0], errors[1]) <= 1e-6);
-        for bad in [f64::NAN, f64::INFINITY] {
-            let (_, errors) = refined(1e-6, |_| Some(bad), distance).unwrap();
-            assert!(!(larger(errors[0], errors[1]) <= 1e-6), "{bad}: {errors:?}");
-            let (value, errors) =
-                refined(1e-6, |lambda| Some(if lambda < 20.0 { bad } else { 0.25 }), distance).unwrap();
-            assert!(value == 0.25 && larger(errors[0], errors[1]) <= 1e-6, "{bad}: {errors:?}");
-            // Of the gradient alone.
-            let (_, errors) = refined(1e-6, |_| Some(0.25), |_, _| [0.0, bad]).unwrap();
-            assert!(!(larger(errors[0], errors[1]) <= 1e-6), "{bad}: {errors:?}");
-        }
-        let number = |loss: f64| Evaluation {
-            loss: Loss { attention_on_relevant: 0.1, second_moment: loss },
-            gradient: None,
-            error_estimate: 1e-9,
-            gradient_error_estimate: 0.0,
-        };
-        assert!(number(0.2).is_finite() && !number(f64::NAN).is_finite() && !number(f64::INFINITY).is_finite());
-        assert!(number(f64::NAN).distance(&number(0.2))[0].is_nan());
-        let task = Task::new(5, headflow_model::Theta::Flip { nu: vec![1.0] }).unwrap();
-        let quadrature = Quadrature::new(&task, 1, Activation::Softmax.into(), 1e-6).unwrap();
-        for bad in [f64::NAN, f64::INFINITY] {
-            assert!(quadrature.met(Evaluation { error_estimate: bad, ..number(0.2) }).is_err());
-            assert!(quadrature.met(Evaluation { gradient_error_estimate: bad, ..number(0.2) }).is_err());
-        }
     }
 }

@@ -37,8 +37,11 @@ pub const SOBOL_DIMENSIONS: usize = sobol_burley::NUM_DIMENSIONS as usize;
 /// Points of one net.
 const NET: usize = 1 << 16;
 
-/// Memory that the points of one scramble may take, in bytes.
-const MEMORY_LIMIT: usize = 8 << 30;
+/// Operations for a coordinate of a point: a scrambled uniform and a normal quantile.
+const COORDINATE: f64 = 20.0;
+
+/// Bytes that points may take, whoever asks: a program may hold its user to less.
+const MEMORY_LIMIT: f64 = (8u64 << 30) as f64;
 
 /// A fixed set of points and the attention whose averages it gives.
 #[derive(Debug, Clone)]
@@ -55,8 +58,7 @@ impl QuasiMonteCarlo {
     /// Draws scramble `scramble` of `seed`, with `points` points (a power of two, at least 64).
     ///
     /// # Errors
-    /// When `heads` is zero, `points` is not such a power, or the points would not fit in memory
-    /// (8 GiB a scramble).
+    /// When `heads` is zero, `points` is not such a power, or the points take more time or memory than [`Cost::check`] allows.
     pub fn new(
         task: &Task,
         heads: usize,
@@ -74,18 +76,15 @@ impl QuasiMonteCarlo {
         let (length, features) = (task.length(), task.features());
         let rows = features + heads;
         let row = length * LANES;
-        let bytes = (rows * row).saturating_mul(points / LANES).saturating_mul(size_of::<f32>());
-        if bytes > MEMORY_LIMIT {
-            return Err(Error::invalid(
-                "points",
-                format!(
-                    "{points} points of {} coordinates need {} GiB a scramble, above the limit of {} GiB; use fewer",
-                    rows * length,
-                    bytes >> 30,
-                    MEMORY_LIMIT >> 30
-                ),
-            ));
-        }
+        Self::cost(task, heads, points).within(
+            Cost::MOST_WATCHED_OPERATIONS,
+            MEMORY_LIMIT,
+            if length > points { "length" } else { "points" },
+            &format!(
+                "{points} points of {} coordinates: use fewer points, heads or tokens",
+                rows as f64 * length as f64
+            ),
+        )?;
         let stream = Stream::new(seed, Purpose::Points, scramble);
         let seeds: Vec<u32> = (0..points.div_ceil(NET)).map(|net| stream.words(0, 0, net as u32)[0]).collect();
         let sampler = task.sampler();
@@ -111,6 +110,20 @@ impl QuasiMonteCarlo {
         Ok(Self { task: task.clone(), heads, attention, points, blocks })
     }
 
+    /// What it takes to draw points, and to take their averages once.
+    pub fn cost(task: &Task, heads: usize, points: usize) -> Cost {
+        let (heads, length, points) = (heads as f64, task.length() as f64, points as f64);
+        let rows = heads + task.features() as f64;
+        let coordinates = rows * length * points;
+        // Each task has a block in double precision, with scores and sums beside it.
+        let tasks = (points / (LANES * BLOCKS_PER_TASK) as f64).ceil().min(rayon::current_num_threads() as f64);
+        let scratch = (rows + heads + 2.0) * length * LANES as f64 * size_of::<f64>() as f64;
+        Cost {
+            operations: coordinates * (COORDINATE + 0.5 * heads),
+            bytes: coordinates * size_of::<f32>() as f64 + tasks * scratch,
+        }
+    }
+
     /// `scrambles` independent sets of points.
     ///
     /// # Errors
@@ -123,13 +136,10 @@ impl QuasiMonteCarlo {
         seed: u64,
         scrambles: usize,
     ) -> Result<Vec<Self>, Error> {
-        let numbers = points as f64 * task.length() as f64 * (heads + task.features()) as f64;
-        Cost { operations: 0.0, bytes: scrambles as f64 * numbers * size_of::<f32>() as f64 }.within(
-            f64::INFINITY,
-            MEMORY_LIMIT as f64,
-            "scrambles",
-            "use fewer scrambles or points",
-        )?;
+        let one = Self::cost(task, heads, points);
+        let all = Cost { operations: one.operations, bytes: one.bytes * scrambles as f64 };
+        let advice = format!("{scrambles} sets of {points} points are held at once: use fewer of either");
+        all.within(Cost::MOST_WATCHED_OPERATIONS, MEMORY_LIMIT, "scrambles", &advice)?;
         (0..scrambles as u32).map(|s| Self::new(task, heads, attention, points, seed, s)).collect()
     }
 
@@ -585,5 +595,11 @@ mod tests {
         assert!(new(1, 100).is_err());
         assert!(new(1, 32).is_err());
         assert!(new(64, 1 << 32).is_err(), "would need more than 8 GiB");
+        // However long a sequence or a list of scrambles, it is counted before anything is allocated.
+        let long = Task::new(u32::MAX as usize, Theta::Flip { nu: vec![1.0] }).unwrap();
+        let error = QuasiMonteCarlo::new(&long, 1000, Activation::Softmax.into(), 64, 1, 0).unwrap_err();
+        assert!(matches!(error, Error::TooCostly { .. }) && error.to_string().starts_with("length: "), "{error}");
+        let error = QuasiMonteCarlo::scrambles(&task, 2, Activation::Softmax.into(), 64, 1, 1 << 40).unwrap_err();
+        assert!(matches!(error, Error::TooCostly { .. }) && error.to_string().starts_with("scrambles: "), "{error}");
     }
 }

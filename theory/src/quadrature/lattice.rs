@@ -13,7 +13,6 @@
 use std::f64::consts::PI;
 
 use headflow_model::exponential::{exp, exp_and_complement};
-use headflow_model::{largest, smallest};
 use pulp::{Arch, Simd, WithSimd};
 
 /// Lattice points that are handled side by side.
@@ -24,6 +23,9 @@ const SEGMENT: f64 = 600.0;
 
 /// Logarithms beyond this size saturate every kernel.
 const SATURATED: f64 = 690.0;
+
+/// `a` below `e^-350` counts as 0, as no kernel feels it: products with it would be subnormal numbers, which are slow.
+const VANISHED: f64 = 350.0;
 
 /// `a` beyond which every kernel counts as vanished: products of two are still no subnormal numbers, which are slow.
 const LARGEST: f64 = 300.0;
@@ -108,6 +110,11 @@ impl Normal {
             return Self { x: vec![0.0], weights: vec![1.0] };
         }
         Self::with_step(precision.normal_step(slope), precision.reach())
+    }
+
+    /// How many nodes [`Normal::new`] has, at most: known before they are made.
+    pub fn count(precision: Precision, slope: f64) -> f64 {
+        if slope == 0.0 { 1.0 } else { 2.0 * (precision.reach() / precision.normal_step(slope)).ceil() + 1.0 }
     }
 
     /// Nodes at the multiples of `step` up to `reach`.
@@ -230,10 +237,11 @@ fn kernels<const KERNELS: usize>(a: f64) -> [f64; KERNELS] {
     values
 }
 
+/// `e^x` for a factor of at most `e^reach`.
 #[inline(always)]
-fn saturating_exp(x: f64) -> f64 {
-    let x = if x > SATURATED { SATURATED } else { x };
-    exp(x)
+fn saturating_exp(x: f64, reach: f64) -> f64 {
+    let e = exp(if x > SATURATED { SATURATED } else { x });
+    if x + reach < -VANISHED { 0.0 } else { e }
 }
 
 impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
@@ -248,11 +256,12 @@ impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
             let scale = scales.map_or(1.0, |s| s[column]);
             let out = &mut out[column * KERNELS * n..][..KERNELS * n];
             for (segment, &center) in lattice.centers.iter().enumerate() {
-                for (e, v) in e.iter_mut().zip(values) {
-                    *e = saturating_exp(v + (offset + center));
-                }
                 let from = segment * lattice.segment;
                 let to = (from + lattice.segment).min(n);
+                let reach = lattice.t[to - 1] - center;
+                for (e, v) in e.iter_mut().zip(values) {
+                    *e = saturating_exp(v + (offset + center), reach);
+                }
                 for block in (from..to).step_by(LANES) {
                     let mut u = [0.0; LANES];
                     u.copy_from_slice(&lattice.relative[block..block + LANES]);
@@ -277,12 +286,17 @@ impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
 }
 
 /// Points of the interpolation of [`smoothed`].
-const TAPS: usize = 16;
+pub(crate) const TAPS: usize = 16;
 
 /// Distance of its nodes, in standard deviations, and at most: a function that wide, and the tail `e^t` of `X`, are interpolated to
 /// 1e-12 of their size.
 const NODES_APART: f64 = 0.15;
 const MOST_APART: f64 = 0.3;
+
+/// Distance of the nodes of an average over `slope` times a normal variable.
+pub(crate) fn spacing(slope: f64) -> f64 {
+    (NODES_APART * slope).min(MOST_APART)
+}
 
 /// [`table`] for an inner sum over `slope` times a normal variable. Wide averages are functions of `t_i + offset` alone, so
 /// smooth that they are summed on nodes of their own, far fewer than places, and interpolated from there.
@@ -294,8 +308,8 @@ pub(crate) fn smoothed<const KERNELS: usize>(
 ) -> Vec<f64> {
     let inner: Vec<f64> = rule.x.iter().map(|y| slope * y).collect();
     let inner = (&inner[..], &rule.weights[..]);
-    let (low, high) = (smallest(offsets), largest(offsets));
-    let step = (NODES_APART * slope).min(MOST_APART);
+    let (low, high) = offsets.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), o| (l.min(*o), h.max(*o)));
+    let step = spacing(slope);
     let (from, to) = (lattice.t[0] + low, lattice.t[lattice.len() - 1] + high);
     let places = (lattice.len() * offsets.len()) as f64;
     if slope < 1.0 || 3.0 * ((to - from) / step + 2.0 * TAPS as f64) > places {
@@ -393,11 +407,13 @@ impl WithSimd for Contract<'_> {
             let mut sums = [[0.0f64; LANES]; 2];
             for (segment, &center) in lattice.centers.iter().enumerate() {
                 let mut e = [0.0; LANES];
-                for (e, o) in e.iter_mut().zip(offsets) {
-                    *e = saturating_exp(o + center);
-                }
                 let from = segment * lattice.segment;
-                for i in from..(from + lattice.segment).min(n) {
+                let to = (from + lattice.segment).min(n);
+                let reach = lattice.t[to - 1] - center;
+                for (e, o) in e.iter_mut().zip(offsets) {
+                    *e = saturating_exp(o + center, reach);
+                }
+                for i in from..to {
                     let (u, c0, c1, c2) = (lattice.relative[i], c0[i], c1[i], c2[i]);
                     for lane in 0..LANES {
                         let [_, g1, g2, g3, g4] = kernels::<5>(u * e[lane]);
@@ -418,9 +434,7 @@ pub(crate) fn power(x: f64, n: f64) -> f64 {
     if n == 0.0 {
         return 1.0;
     }
-    // Rounding may take x beyond 1; a NaN stays one.
-    let x = if x > 1.0 { 1.0 } else { x };
-    (n * (-x).ln_1p()).exp()
+    (n * (-x.min(1.0)).ln_1p()).exp()
 }
 
 /// `ln E[e^{-u e^s}]` at `t = ln u` over nodes whose weights need not sum to 1 exactly, wherever it lies: from the complement where
@@ -436,12 +450,13 @@ pub(crate) fn log_average(scores: &[f64], weights: &[f64], t: f64) -> f64 {
     if rest < 0.5 * total { (-rest / total).ln_1p() } else { (sum / total).ln() }
 }
 
-/// Where a decreasing function falls through `level`, to within `width`: a point before (`above`) or after it.
+/// Where a decreasing function falls through `level`, to within `width`, or as near as numbers of that size lie: a point before
+/// (`above`) or after it.
 pub(crate) fn crossing(mut from: f64, mut to: f64, width: f64, falls_below: impl Fn(f64) -> bool) -> (f64, f64) {
     while to - from > width {
         let middle = 0.5 * (from + to);
-        // Numbers so large that none lies between them.
-        if !(middle > from && middle < to) {
+        // Neighbours have no number between them.
+        if !(from < middle && middle < to) {
             break;
         }
         if falls_below(middle) {
@@ -527,6 +542,29 @@ mod tests {
                 assert!((fast[d] - slow).abs() < 1e-11);
             }
         }
+    }
+
+    /// A bisection ends at numbers of any size, and at once where there are none.
+    #[test]
+    fn crossings_end() {
+        assert_eq!(crossing(0.0, 8.0, 0.5, |t| t > 3.1), (3.0, 3.5));
+        let (from, to) = crossing(-1e20, 1e20, 0.5, |t| t > 3e19);
+        assert!(from <= 3e19 && 3e19 < to && to - from <= 8192.0, "{from} {to}");
+        let (from, _) = crossing(f64::MIN, f64::MAX, 0.5, |t| t > 1.0);
+        assert!(from.is_finite());
+        crossing(f64::NAN, 1.0, 0.5, |_| true);
+        crossing(f64::NEG_INFINITY, f64::INFINITY, 0.5, |t| t > 0.0);
+    }
+
+    #[test]
+    fn nodes_are_counted_before_they_are_made() {
+        for lambda in [12.0, 40.0] {
+            let precision = Precision { lambda, tokens: 50.0 };
+            for slope in [0.0, 0.01, 1.0, 300.0] {
+                assert_eq!(Normal::count(precision, slope), Normal::new(precision, slope).x.len() as f64);
+            }
+        }
+        assert!(Normal::count(Precision { lambda: 30.0, tokens: 2.0 }, 1e200) > 1e200);
     }
 
     /// The normal rule integrates a narrow feature to the precision that was asked for.

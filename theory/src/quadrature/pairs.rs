@@ -14,11 +14,13 @@
 //! covariance are half of second derivatives. With `s_h = b_h + l_11 x`, `s_h' = b_h' + l_21 x + l_22 y` the
 //! two-dimensional averages are products of matrices over `x`.
 
-use headflow_model::{Watch, larger};
+use std::f64::consts::PI;
+
+use headflow_model::{Budget, larger};
 use nalgebra::{DMatrix, DMatrixView, DVector};
 use rayon::prelude::*;
 
-use super::lattice::{Laplace, Normal, Precision, X, crossing, log_average, power, smoothed, table};
+use super::lattice::{Laplace, Normal, Precision, TAPS, X, crossing, log_average, power, smoothed, spacing, table};
 use super::signals::{Component, Signals};
 
 /// The Gaussian law of one token's scores under two heads.
@@ -37,13 +39,13 @@ pub(super) struct Question<'a> {
     pub b: &'a [f64],
     pub signals: &'a Signals,
     pub precision: Precision,
-    /// Whether the attention sum has the 1 of softmax1.
-    pub leak: bool,
+    /// Whether the attention sum of a head has the 1 of softmax1, length `H`.
+    pub leaks: &'a [bool],
     /// Weights of `E[A_h,eps]` and `E[sum_l A_hl A_h'l]` in the objective.
     pub weights: [f64; 2],
     pub gradient: bool,
     /// Once it interrupts, contributions are incomplete, and soon there.
-    pub watch: &'a dyn Watch,
+    pub budget: &'a Budget<'a>,
 }
 
 /// The contribution of one head, or of one pair of heads (each counted once, not twice).
@@ -63,7 +65,8 @@ pub(super) struct Contribution {
 }
 
 impl Contribution {
-    fn zero(heads: [usize; 2], features: usize) -> Self {
+    /// That of a head which is off.
+    pub fn zero(heads: [usize; 2], features: usize) -> Self {
         Self {
             heads,
             first: 0.0,
@@ -114,10 +117,10 @@ impl Question<'_> {
         self.r[(h, h)].max(0.0).sqrt()
     }
 
-    /// Points `t` of a given step.
-    fn lattice(&self, step: f64, (from, to): (f64, f64)) -> Laplace {
+    /// Points `t` of a given step, for head `h`.
+    fn lattice(&self, h: usize, step: f64, (from, to): (f64, f64)) -> Laplace {
         let precision = self.precision;
-        if self.leak {
+        if self.leaks[h] {
             // Nothing makes the 1 of softmax1 smoother.
             Laplace::graded(precision.laplace_step(0.0).min(step), step, precision.lambda, from, to)
         } else {
@@ -128,7 +131,7 @@ impl Question<'_> {
     /// Points `t` and `t'` of a pair.
     fn lattices(&self, heads: [usize; 2], ranges: [(f64, f64); 2]) -> [Laplace; 2] {
         let steps = self.precision.laplace_steps(heads.map(|h| self.deviation(h)), self.r[(heads[0], heads[1])]);
-        std::array::from_fn(|i| self.lattice(steps[i], ranges[i]))
+        std::array::from_fn(|i| self.lattice(heads[i], steps[i], ranges[i]))
     }
 
     fn rows(&self, heads: [usize; 2]) -> DMatrix<f64> {
@@ -155,39 +158,51 @@ impl Question<'_> {
     }
 
     /// Where `ln u` lies when the relevant token's score has this mean and variance: outside, the integrals
-    /// hold less than the precision. `P(ln T - ln S < t) = 1 - E e^{-uS}` for `T` exponential.
-    fn range(&self, background: (f64, f64), relevant: (f64, f64)) -> (f64, f64) {
+    /// hold less than the precision. `P(ln T - ln S < t) = 1 - E e^{-uS}` for `T` exponential. Without a law of the relevant token
+    /// that token weighs nothing.
+    fn range(&self, h: usize, background: (f64, f64), relevant: Option<(f64, f64)>) -> (f64, f64) {
+        let leaks = self.leaks[h];
         let reach = self.precision.reach();
-        let rules = [background, relevant].map(|(mean, variance)| {
+        let laws = [Some(background), relevant];
+        let rules = laws.map(|law| {
+            let (mean, variance) = law?;
             let sigma = variance.max(0.0).sqrt();
             // Steps may be coarse here, but the tails must be there.
             let coarse = Precision { lambda: 8.0, ..self.precision };
             let rule = if sigma == 0.0 {
                 Normal::new(coarse, 0.0)
             } else {
-                Normal::with_step(coarse.normal_step(sigma), reach)
+                Normal::with_step(coarse.normal_step(sigma).max(2.0 * reach / MOST_COARSE), reach)
             };
-            (rule.x.iter().map(|x| mean + sigma * x).collect::<Vec<f64>>(), rule.weights)
+            Some((rule.x.iter().map(|x| mean + sigma * x).collect::<Vec<f64>>(), rule.weights))
         });
         let log_of_all = |t: f64| -> f64 {
-            let leak = if self.leak { -t.min(700.0).exp() } else { 0.0 };
-            let log = |(scores, weights): &(Vec<f64>, Vec<f64>)| log_average(scores, weights, t);
+            let leak = if leaks { -t.min(700.0).exp() } else { 0.0 };
+            let log = |rule: &Option<(Vec<f64>, Vec<f64>)>| {
+                rule.as_ref().map_or(0.0, |(scores, weights)| log_average(scores, weights, t))
+            };
             leak + log(&rules[1]) + self.others() * log(&rules[0])
         };
         let lambda = self.precision.lambda;
-        let ends = [background, relevant].map(|(mean, variance)| {
+        let ends = [background, relevant.unwrap_or(background)].map(|(mean, variance)| {
             let spread = reach * variance.max(0.0).sqrt();
             (mean - spread, mean + spread)
         });
         let highest = ends[0].1.max(ends[1].1).max(0.0) + self.precision.tokens.ln();
-        let lowest = if self.leak { 0.0 } else { ends[0].0.min(ends[1].0) };
+        let lowest = if leaks { 0.0 } else { ends[0].0.min(ends[1].0) };
         let (from, to) = (-highest - lambda - 1.0, -lowest + lambda.ln() + 1.0);
         let small = (-lambda).exp();
         let (first, _) = crossing(from, to, 0.5, |t| log_of_all(t) < -small);
         let (_, last) = crossing(first, to, 0.5, |t| log_of_all(t) < -lambda);
-        (first, last)
+        // Nodes that lie further apart than a kernel is wide find the ends to their distance.
+        let widest = laws.iter().flatten().fold(0.0, |widest, (_, variance)| larger(widest, *variance));
+        let apart = 2.0 * reach * widest.sqrt() / MOST_COARSE;
+        if apart > 1.0 { (first - apart, last + apart) } else { (first, last) }
     }
 }
+
+/// Most nodes that look for the range of `ln u`.
+const MOST_COARSE: f64 = 4096.0;
 
 /// Both moments of one head.
 pub(super) fn single(question: &Question, h: usize) -> Contribution {
@@ -199,14 +214,24 @@ pub(super) fn single(question: &Question, h: usize) -> Contribution {
     sum
 }
 
+/// The step in `ln u` of one head. A window ends at scores beside which those of the others, and their mean, make nothing smoother.
+fn step(question: &Question, h: usize, window: Option<&Window>) -> f64 {
+    let step = question.precision.laplace_step(question.deviation(h));
+    if window.is_some() { step.min(question.precision.laplace_step(0.0)) } else { step }
+}
+
 fn single_with(question: &Question, h: usize, component: &Component) -> Contribution {
-    if question.watch.interrupted() {
+    if question.budget.interrupted() {
         return Contribution::zero([h, h], question.m.ncols());
     }
     let (background, relevant) = (question.scores([h, h]), question.relevant([h, h], component));
     let law = |s: &Scores| (s.mean[0], s.covariance[0]);
-    let (from, to) = question.range(law(&background), law(&relevant));
-    let lattice = question.lattice(question.precision.laplace_step(question.deviation(h)), (from, to));
+    let window = Window::of(question, h, law(&background), law(&relevant));
+    let range = match &window {
+        Some(window) => window.range,
+        None => question.range(h, law(&background), Some(law(&relevant))),
+    };
+    let lattice = question.lattice(h, step(question, h, window.as_ref()), range);
     let n = lattice.len();
     let moments = |s: &Scores| -> Vec<f64> {
         let sigma = s.covariance[0].max(0.0).sqrt();
@@ -214,15 +239,27 @@ fn single_with(question: &Question, h: usize, component: &Component) -> Contribu
         let scores: Vec<f64> = rule.x.iter().map(|x| sigma * x).collect();
         table::<5>(&lattice, &s.mean[..1], None, (&scores, &rule.weights))
     };
-    let (plain, signal) = (moments(&background), moments(&relevant));
-    let leak = leaks(&lattice, question.leak);
+    let plain = moments(&background);
+    let signal = match &window {
+        Some(window) => {
+            let (scores, weights) = window.nodes();
+            table::<5>(&lattice, &[0.0], None, (&scores, &weights))
+        }
+        None => moments(&relevant),
+    };
+    let above = window.as_ref().map_or(0.0, Window::above);
+    let leak = leaks(&lattice, question.leaks[h]);
     let others = question.others();
     let [first, second] = question.weights;
     let mut part = Contribution::zero([h, h], question.m.ncols());
+    // Above the window all attention is on the relevant token.
+    part.first += component.weight * above;
+    part.second += component.weight * above;
     let (mut b, mut v, mut relevant_b, mut relevant_v) = (0.0, 0.0, 0.0, 0.0);
     for i in 0..n {
         let [x, g1, g2, g3, g4] = std::array::from_fn(|k| plain[k * n + i]);
         let [ex, e1, e2, e3, e4] = std::array::from_fn(|k| signal[k * n + i]);
+        let ex = ex + above;
         let weight = leak[i] * lattice.weights[i] * component.weight;
         let (p, p1) = (weight * power(x, others), weight * others * power(x, others - 1.0));
         let p2 = if others > 1.0 { weight * others * (others - 1.0) * power(x, others - 2.0) } else { 0.0 };
@@ -243,6 +280,82 @@ fn single_with(question: &Question, h: usize, component: &Component) -> Contribu
     part.r[0] += v;
     part.add_relevant(question, component, [relevant_b, 0.0], [relevant_v, 0.0, 0.0]);
     part
+}
+
+/// Scores of the relevant token that are wider than this, and so many times wider than those of the others, have their law followed
+/// only where they meet those.
+const WIDE: f64 = 300.0;
+const WIDER: f64 = 4.0;
+
+/// Where a wide score of the relevant token meets the others' sum: below it has no weight, above it has all.
+///
+/// Its nodes are those of the trapezoid rule at the multiples of `step`, so that what lies above is not the integral of the density
+/// but the rest of that sum, by Euler and Maclaurin, up to `(step / sigma)^4 / 720`.
+struct Window {
+    mean: f64,
+    sigma: f64,
+    step: f64,
+    /// First and last multiple of the step.
+    places: (f64, f64),
+    /// Of `ln u`.
+    range: (f64, f64),
+}
+
+impl Window {
+    fn of(question: &Question, h: usize, background: (f64, f64), relevant: (f64, f64)) -> Option<Self> {
+        let (mean, sigma) = (relevant.0, relevant.1.max(0.0).sqrt());
+        if !(sigma > WIDE && sigma > WIDER * background.1.max(0.0).sqrt()) {
+            return None;
+        }
+        let lambda = question.precision.lambda;
+        let (from, to) = question.range(h, background, None);
+        // e^{-a} is nothing at a = e^6, and 1 at e^{-lambda - 7}.
+        let (low, high) = (-to - lambda - 7.0, 6.0 - from);
+        let step = sigma * question.precision.normal_step(sigma);
+        let places = ((low / step).ceil(), (high / step).floor());
+        Some(Self { mean, sigma, step, places, range: (from - lambda - 6.0, to) })
+    }
+
+    fn count(&self) -> f64 {
+        self.places.1 - self.places.0 + 1.0
+    }
+
+    /// Scores and weights.
+    fn nodes(&self) -> (Vec<f64>, Vec<f64>) {
+        let scores: Vec<f64> = (0..self.count() as usize).map(|i| (self.places.0 + i as f64) * self.step).collect();
+        let weights = scores.iter().map(|s| self.step / self.sigma * density((s - self.mean) / self.sigma)).collect();
+        (scores, weights)
+    }
+
+    /// The weight of all nodes above.
+    fn above(&self) -> f64 {
+        let x = (self.places.1 * self.step - self.mean) / self.sigma;
+        let step = self.step / self.sigma;
+        upper_tail(x) - density(x) * (0.5 * step - step * step * x / 12.0)
+    }
+}
+
+/// The density of a standard normal variable.
+fn density(x: f64) -> f64 {
+    (-0.5 * x * x).exp() / (2.0 * PI).sqrt()
+}
+
+/// `P(z > x)` for a standard normal variable, to rounding of 1: by the series of positive terms
+/// `1/2 - P = density(x) sum_n x^{2n+1} / (2n+1)!!`.
+fn upper_tail(x: f64) -> f64 {
+    if x < 0.0 {
+        return 1.0 - upper_tail(-x);
+    }
+    if x > 9.0 {
+        return 0.0;
+    }
+    let (mut term, mut sum, mut n) = (x, x, 1.0);
+    while term > 1e-17 * sum {
+        n += 2.0;
+        term *= x * x / n;
+        sum += term;
+    }
+    0.5 - density(x) * sum
 }
 
 /// Averages of products of kernels over the scores of two heads, on a lattice of `(t, t')`.
@@ -407,49 +520,118 @@ fn ordered(question: &Question, h: usize, k: usize) -> [usize; 2] {
 /// Multiplications that take as long as the kernels at one place.
 const KERNEL: f64 = 20.0;
 
-/// Multiplications that [`pair`] takes, and the points of its largest lattice, for bounds on what is tried.
-pub(super) fn work(question: &Question, h: usize, k: usize) -> (f64, f64) {
-    let heads = ordered(question, h, k);
-    let components = question.signals.components(&question.rows(heads), question.precision);
-    let (along, across) = sizes(&question.scores(heads), question.precision);
-    if !(larger(along, across) <= 1e6) {
-        return (f64::INFINITY, along);
-    }
-    components
-        .iter()
-        .map(|c| {
-            let [u, v] = question.lattices(heads, ranges(question, heads, c)).map(|lattice| lattice.len() as f64);
-            (u * along * v + KERNEL * v * along * across, u * v)
-        })
-        .fold((0.0, 0.0), |(work, points), (own, here)| (work + own, larger(here, points)))
+/// Most nodes along one score.
+const MOST_NODES: f64 = 1e6;
+
+/// What [`single`] or [`pair`] will take.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Work {
+    /// Multiplications.
+    pub multiplications: f64,
+    /// Points of the largest lattice.
+    pub points: f64,
+    /// Bytes.
+    pub bytes: f64,
 }
 
-/// The same for [`single`], with the nodes of its score.
-pub(super) fn single_work(question: &Question, h: usize) -> (f64, f64) {
+impl Work {
+    /// Of more nodes along a score than are counted one by one: with as many points `t`.
+    fn beyond(nodes: f64) -> Self {
+        Self { multiplications: KERNEL * nodes * nodes, points: nodes, bytes: 0.0 }
+    }
+
+    fn with(self, other: Self) -> Self {
+        Self {
+            multiplications: self.multiplications + other.multiplications,
+            points: self.points.max(other.points),
+            bytes: self.bytes.max(other.bytes),
+        }
+    }
+}
+
+/// What [`pair`] takes, for bounds on what is tried.
+pub(super) fn work(question: &Question, h: usize, k: usize) -> Work {
+    let heads = ordered(question, h, k);
+    let plain = sizes(&question.scores(heads), question.precision);
+    if !(plain.0.max(plain.1) <= MOST_NODES) {
+        return Work::beyond(plain.0.max(plain.1));
+    }
+    let components = question.signals.components(&question.rows(heads), question.precision);
+    let (reach, kernels) = (question.precision.reach(), if question.gradient { 4.0 } else { 2.0 });
+    // Products of matrices, and matrices that are held at once.
+    let (products, fields, adjoints) = if question.gradient { (11.0, 24.0, 2.0) } else { (2.0, 6.0, 0.0) };
+    let of = |scores: &Scores, [u, v]: [f64; 2], range: (f64, f64)| {
+        let (along, across) = sizes(scores, question.precision);
+        let [_, l21, l22] = factor(scores.covariance);
+        let (apart, places) = (spacing(l22), v * along);
+        let nodes = (range.1 - range.0 + 2.0 * reach * l21.abs()) / apart + 2.0 * TAPS as f64;
+        let smooth = l22 >= 1.0 && 3.0 * nodes <= places;
+        let averages =
+            if smooth { KERNEL * nodes * across + kernels * TAPS as f64 * places } else { KERNEL * places * across };
+        Work {
+            multiplications: products * u * along * v + KERNEL * u * along + averages,
+            points: u * v,
+            // Fields of a component and those in common, those that wait for each other, and the tables that they are made of.
+            bytes: 8.0
+                * (u * v * (2.0 * fields + adjoints * components.len() as f64) + 4.0 * kernels * along * (u + v)),
+        }
+    };
+    let mut sum = Work::default();
+    let mut common = Work::default();
+    for component in &components {
+        let relevant = question.relevant(heads, component);
+        let signal = sizes(&relevant, question.precision);
+        if !(signal.0.max(signal.1) <= MOST_NODES) {
+            return Work::beyond(signal.0.max(signal.1));
+        }
+        let ranges = ranges(question, heads, component);
+        if let Some((from, to)) = ranges.iter().find(|(from, to)| !(to - from <= LONGEST)) {
+            return Work::beyond(to - from);
+        }
+        let lengths = question.lattices(heads, ranges).map(|lattice| lattice.len() as f64);
+        sum = sum.with(of(&relevant, lengths, ranges[1]));
+        if lengths[0] * lengths[1] >= common.points {
+            common = of(&question.scores(heads), lengths, ranges[1]);
+        }
+    }
+    sum.with(common)
+}
+
+/// Longest range of `ln u` that a lattice is made for: numbers of that size still hold ten digits of a score.
+const LONGEST: f64 = 1e6;
+
+/// The same for [`single`].
+pub(super) fn single_work(question: &Question, h: usize) -> Work {
     let precision = question.precision;
-    let (along, _) = sizes(&question.scores([h, h]), precision);
-    // Coarser nodes find the range: as many as that again.
-    if !(along <= 1e6) {
-        return (f64::INFINITY, along);
+    let (plain, _) = sizes(&question.scores([h, h]), precision);
+    if !(plain <= MOST_NODES) {
+        return Work::beyond(plain);
     }
     let components = question.signals.components(&question.rows([h, h]), precision);
-    let step = precision.laplace_step(question.deviation(h));
-    let work = components.iter().map(|c| {
-        let relevant = question.relevant([h, h], c);
-        let (along, _) = sizes(&relevant, precision);
-        if !(along <= 1e6) {
-            return f64::INFINITY;
-        }
-        let (from, to) = ranges(question, [h, h], c)[0];
-        KERNEL * ((to - from) / step + 1.0) * along
-    });
-    (work.sum::<f64>(), along)
+    let mut sum = Work::default();
+    for component in &components {
+        let (background, relevant) = (question.scores([h, h]), question.relevant([h, h], component));
+        let law = |s: &Scores| (s.mean[0], s.covariance[0]);
+        let window = Window::of(question, h, law(&background), law(&relevant));
+        let (signal, (from, to)) = match &window {
+            Some(window) => (window.count(), window.range),
+            None => (sizes(&relevant, precision).0, question.range(h, law(&background), Some(law(&relevant)))),
+        };
+        let points = (to - from) / step(question, h, window.as_ref()) + 1.0;
+        // Five kernels of either kind of token, beside the lattice.
+        sum = sum.with(Work {
+            multiplications: KERNEL * points * (signal + plain),
+            points: signal,
+            bytes: 8.0 * 14.0 * points,
+        });
+    }
+    sum
 }
 
 fn ranges(question: &Question, heads: [usize; 2], component: &Component) -> [(f64, f64); 2] {
     let (background, relevant) = (question.scores(heads), question.relevant(heads, component));
     let law = |s: &Scores, i: usize| (s.mean[i], s.covariance[2 * i]);
-    std::array::from_fn(|i| question.range(law(&background, i), law(&relevant, i)))
+    std::array::from_fn(|i| question.range(heads[i], law(&background, i), Some(law(&relevant, i))))
 }
 
 /// The cross moment of two heads.
@@ -465,21 +647,20 @@ pub(super) fn pair(question: &Question, h: usize, k: usize) -> Contribution {
 }
 
 fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, components: &[Component]) -> Contribution {
-    let Question { precision, gradient, watch, .. } = *question;
-    if watch.interrupted() {
+    let Question { precision, gradient, budget, .. } = *question;
+    if budget.interrupted() {
         return Contribution::zero(heads, question.m.ncols());
     }
     let [u, v] = question.lattices(heads, group.ranges);
     let others = question.others();
     let plain = Fields::new(&u, &v, &question.scores(heads), precision, gradient);
-    let (leak_u, leak_v) = (leaks(&u, question.leak), leaks(&v, question.leak));
+    let (leak_u, leak_v) = (leaks(&u, question.leaks[heads[0]]), leaks(&v, question.leaks[heads[1]]));
     // Weights of the sum times Phi_00^{L-1} and its first two derivatives: one logarithm and one exponential for all three.
     let [mut p, mut p1, mut p2] = [(); 3].map(|()| DMatrix::zeros(u.len(), v.len()));
     for j in 0..v.len() {
         for i in 0..u.len() {
             let x = plain.x[(i, j)];
-            let (rest, scale) =
-                (if x > 1.0 { 0.0 } else { 1.0 - x }, u.weights[i] * v.weights[j] * leak_u[i] * leak_v[j]);
+            let (rest, scale) = (1.0 - x.min(1.0), u.weights[i] * v.weights[j] * leak_u[i] * leak_v[j]);
             if others > 1.0 {
                 let base = scale * power(x, others - 2.0);
                 p[(i, j)] = base * rest * rest;
@@ -496,7 +677,7 @@ fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, componen
         .members
         .par_iter()
         .map(|&index| {
-            if watch.interrupted() {
+            if budget.interrupted() {
                 return (Contribution::zero(heads, question.m.ncols()), None);
             }
             let component = &components[index];
@@ -538,4 +719,29 @@ fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, componen
         parts.iter().for_each(|(part, _)| sum.add(part));
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tails by the trapezoid rule, which is exact for a normal density; and known values.
+    #[test]
+    fn tails_of_the_normal_law() {
+        assert_eq!((upper_tail(0.0), upper_tail(40.0), upper_tail(-40.0)), (0.5, 0.0, 1.0));
+        // P(z > 1), P(z > 5) by 40-digit arithmetic.
+        assert!((upper_tail(1.0) - 0.158_655_253_931_457_05).abs() < 2e-16);
+        assert!((upper_tail(-1.0) - 0.841_344_746_068_542_9).abs() < 3e-16);
+        assert!((upper_tail(5.0) - 2.866_515_718_791_939e-7).abs() < 2e-16);
+    }
+
+    /// What lies above a window is the rest of the same trapezoid sum, term by term.
+    #[test]
+    fn above_a_window_is_the_rest_of_the_sum() {
+        for (mean, last) in [(0.0, 30.0), (-500.0, 4000.0), (900.0, -2100.0)] {
+            let window = Window { mean, sigma: 1000.0, step: 0.3, places: (0.0, last), range: (0.0, 0.0) };
+            let rest: f64 = (1..60_000).map(|k| 0.3e-3 * density(((last + f64::from(k)) * 0.3 - mean) * 1e-3)).sum();
+            assert!((window.above() - rest).abs() < 1e-14, "{} {rest}", window.above());
+        }
+    }
 }

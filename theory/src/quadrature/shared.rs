@@ -13,13 +13,12 @@
 //! objective in the weight of a node, `d/db_h = E[h' pi_h]` and
 //! `d/dr_hh' = E[h'' pi_h pi_h' + h' (pi_h 1{h = h'} - pi_h pi_h')] / 2`, `pi_h = e^{s_h - lambda}`.
 
-use headflow_model::Watch;
+use headflow_model::Budget;
 use headflow_model::random::{Purpose, Stream, normal_quantile};
-use headflow_model::{largest, largest_size};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
-use super::lattice::{Laplace, Normal, Precision, crossing, derivatives, log_average, power, table};
+use super::lattice::{LANES, Laplace, Normal, Precision, crossing, derivatives, log_average, power, table};
 use super::signals::Component;
 use crate::quasi_monte_carlo::fill_uniforms;
 
@@ -29,8 +28,13 @@ pub(crate) const TENSOR_RANK: usize = 3;
 /// Most nodes of a tensor grid.
 pub(crate) const MOST_NODES: f64 = 8e6;
 
-/// Most nodes times points `t` of one component.
-const MOST_WORK: f64 = 2e9;
+/// Operations, as [`headflow_model::Cost`] counts them, of the kernels at one place: of the moments, and of the contraction for the
+/// gradient.
+const MOMENTS: f64 = 6.0;
+const CONTRACTION: f64 = 10.0;
+
+/// And of the exponential of a score.
+const EXPONENTIAL: f64 = 10.0;
 
 /// Nodes that are summed by one task: fixed, so that the bits do not depend on the number of threads.
 const NODES_PER_TASK: usize = 4096;
@@ -53,7 +57,7 @@ impl Nodes {
         let negligible = (-precision.of_token() - 3.0).exp();
         let (mut z, mut weights) = (Vec::new(), vec![1.0]);
         for (dimension, rule) in rules.iter().enumerate() {
-            let highest = largest_size(rule.weights.iter().copied());
+            let highest = rule.weights.iter().copied().fold(0.0, f64::max);
             let (mut next_z, mut next_weights) = (Vec::new(), Vec::new());
             for (k, &weight) in weights.iter().enumerate() {
                 for (x, w) in rule.x.iter().zip(&rule.weights) {
@@ -68,11 +72,6 @@ impl Nodes {
             (z, weights) = (next_z, next_weights);
         }
         Self { rank: rules.len(), z, weights }
-    }
-
-    /// How many nodes [`Nodes::tensor`] tries.
-    pub fn tensor_size(rules: &[Normal]) -> f64 {
-        rules.iter().map(|r| r.x.len() as f64).product()
     }
 
     /// `count` points (a power of two, at most 2^16) of scramble `scramble` of a Sobol sequence.
@@ -97,7 +96,7 @@ impl Nodes {
 }
 
 fn peak(rules: &[Normal]) -> f64 {
-    rules.iter().map(|r| largest_size(r.weights.iter().copied())).product()
+    rules.iter().map(|r| r.weights.iter().copied().fold(0.0, f64::max)).product()
 }
 
 /// The law of `lambda` for one token, on nodes.
@@ -105,17 +104,19 @@ fn peak(rules: &[Normal]) -> f64 {
 pub(crate) struct Law {
     pub lambda: Vec<f64>,
     pub weights: Vec<f64>,
+    /// What the weights sum to: 1, but for a law of which only a part is asked for.
+    pub mass: f64,
 }
 
 impl Law {
-    /// `[X, G_1, ..]` averaged, each on the whole lattice; none once `watch` interrupts.
-    fn averages<const KERNELS: usize>(&self, lattice: &Laplace, watch: &dyn Watch) -> Option<Vec<f64>> {
+    /// `[X, G_1, ..]` averaged, each on the whole lattice; none once the budget's watch interrupts.
+    fn averages<const KERNELS: usize>(&self, lattice: &Laplace, budget: &Budget) -> Option<Vec<f64>> {
         let parts: Vec<Vec<f64>> = self
             .lambda
             .par_chunks(NODES_PER_TASK)
             .zip(self.weights.par_chunks(NODES_PER_TASK))
             .map(|(lambda, weights)| {
-                (!watch.interrupted()).then(|| table::<KERNELS>(lattice, &[0.0], None, (lambda, weights)))
+                (!budget.interrupted()).then(|| table::<KERNELS>(lattice, &[0.0], None, (lambda, weights)))
             })
             .collect::<Option<_>>()?;
         let mut sum = vec![0.0; KERNELS * lattice.len()];
@@ -159,6 +160,9 @@ fn range(background: &(Vec<f64>, Vec<f64>), relevant: &(Vec<f64>, Vec<f64>), pre
 pub(crate) struct Shared {
     pub first: f64,
     pub second: f64,
+    /// `E[sum_{l != eps} a_l] = (L-1) int dt (-Phi_1) Phi^eps_0 Phi_0^{L-2}`, a sum of positive terms: `1 - first` without
+    /// cancellation.
+    pub missed: f64,
     pub lattice: Laplace,
     /// Coefficients of `G_{k+1}` in `h'` for the relevant token, and for every other one.
     pub relevant: [Vec<f64>; 3],
@@ -166,37 +170,36 @@ pub(crate) struct Shared {
 }
 
 /// Evaluates the moments; `weights` are those of the two in the objective, `sigma` the standard deviation of `lambda` if that is
-/// normal, else 0: a sum over heads has an edge below however wide its terms are. None where that would take too much work, or
-/// `watch` interrupts it.
+/// normal, else 0: a sum over heads has an edge below however wide its terms are. None where that is beyond the budget.
 pub(crate) fn shared(
     background: &Law,
     relevant: &Law,
     sigma: f64,
     weights: [f64; 2],
     precision: Precision,
-    watch: &dyn Watch,
+    budget: &Budget,
 ) -> Option<Shared> {
     let (from, to) = range(&background.coarse(), &relevant.coarse(), precision);
     let step = precision.laplace_step(sigma);
     let nodes = (background.lambda.len() + relevant.lambda.len()) as f64;
-    if !(((to - from) / step + 1.0) * nodes <= MOST_WORK) {
-        return None;
-    }
+    budget.spend(((to - from) / step + LANES as f64) * nodes * MOMENTS)?;
     let lattice = Laplace::new(step, from, to);
     let n = lattice.len();
-    let (plain, signal) = (background.averages::<3>(&lattice, watch)?, relevant.averages::<3>(&lattice, watch)?);
+    let (plain, signal) = (background.averages::<3>(&lattice, budget)?, relevant.averages::<3>(&lattice, budget)?);
     let others = precision.tokens - 1.0;
     let empty = || std::array::from_fn(|_| vec![0.0; n]);
-    let mut answer = Shared { first: 0.0, second: 0.0, lattice, relevant: empty(), background: empty() };
+    let mut answer = Shared { first: 0.0, second: 0.0, missed: 0.0, lattice, relevant: empty(), background: empty() };
     for i in 0..n {
         let [x, g1, g2] = std::array::from_fn(|k| plain[k * n + i]);
         let [ex, e1, e2] = std::array::from_fn(|k| signal[k * n + i]);
         let step = answer.lattice.weights[i];
         let (p, p1) = (step * power(x, others), step * others * power(x, others - 1.0));
         let p2 = if others > 1.0 { step * others * (others - 1.0) * power(x, others - 2.0) } else { 0.0 };
-        let (q, eq, ey) = (g2 - g1, e2 - e1, 1.0 - ex);
+        let (q, eq, ey) = (g2 - g1, e2 - e1, relevant.mass - ex);
         answer.first += -e1 * p;
         answer.second += eq * p + q * ey * p1;
+        // Rounding of a difference must not make a probability negative.
+        answer.missed += -g1 * ey.max(0.0) * p1;
         let [first, second] = weights;
         let of_power = first * -e1 * p1 + second * (eq * p1 + q * ey * p2);
         let of_q = second * ey * p1;
@@ -217,6 +220,8 @@ pub(crate) struct HeadScores {
     pub mean: DVector<f64>,
     /// `H x rank`.
     pub factor: DMatrix<f64>,
+    /// Variance in the directions that are not followed: each has less than rounding leaves of the largest.
+    pub dropped: f64,
 }
 
 impl HeadScores {
@@ -231,7 +236,13 @@ impl HeadScores {
         let noise = 4.0 * (heads as f64 * f64::EPSILON).sqrt();
         let rank = (0..heads).take_while(|&k| size(k) > size(0) * noise.max(NEGLIGIBLE) && size(k) > 0.0).count();
         let factor = DMatrix::from_fn(heads, rank, |h, k| eigen.eigenvectors[(h, order[k])] * size(k));
-        Self { mean, factor }
+        let dropped = (rank..heads).map(|k| eigen.eigenvalues[order[k]].max(0.0)).sum();
+        Self { mean, factor, dropped }
+    }
+
+    /// The same scores with another mean.
+    fn with_mean(&self, mean: DVector<f64>) -> Self {
+        Self { mean, factor: self.factor.clone(), dropped: self.dropped }
     }
 
     /// Nodes and weights of a product of rules, or none where there would be too many.
@@ -239,10 +250,12 @@ impl HeadScores {
         if self.factor.ncols() > TENSOR_RANK {
             return None;
         }
-        let rules: Vec<Normal> = (0..self.factor.ncols())
-            .map(|k| Normal::new(precision, largest_size(self.factor.column(k).iter())))
-            .collect();
-        (Nodes::tensor_size(&rules) <= MOST_NODES).then(|| Nodes::tensor(&rules, precision))
+        let slopes = || self.factor.column_iter().map(|column| column.amax());
+        if !(slopes().map(|slope| Normal::count(precision, slope)).product::<f64>() <= MOST_NODES) {
+            return None;
+        }
+        let rules: Vec<Normal> = slopes().map(|slope| Normal::new(precision, slope)).collect();
+        Some(Nodes::tensor(&rules, precision))
     }
 
     fn scores(&self, z: &[f64], scores: &mut [f64]) -> f64 {
@@ -253,7 +266,7 @@ impl HeadScores {
                 scores[h] += self.factor[(h, k)] * z;
             }
         }
-        let highest = largest(scores.iter().copied());
+        let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         highest + scores.iter().map(|s| (s - highest).exp()).sum::<f64>().ln()
     }
 
@@ -263,24 +276,24 @@ impl HeadScores {
             .with_min_len(256)
             .map_init(|| vec![0.0; self.mean.len()], |scores, i| self.scores(nodes.node(i), scores))
             .collect();
-        Law { lambda, weights: nodes.weights.clone() }
+        Law { lambda, weights: nodes.weights.clone(), mass: 1.0 }
     }
 
-    /// Derivatives of the objective in the mean (length `H`) and the covariance (`H x H`) of the scores; none once
-    /// `watch` interrupts.
+    /// Derivatives of the objective in the mean (length `H`) and the covariance (`H x H`) of the scores; none once the
+    /// budget's watch interrupts.
     pub fn gradient(
         &self,
         nodes: &Nodes,
         law: &Law,
         lattice: &Laplace,
         coefficients: &[Vec<f64>; 3],
-        watch: &dyn Watch,
+        budget: &Budget,
     ) -> Option<(DVector<f64>, DMatrix<f64>)> {
         let heads = self.mean.len();
         let parts: Vec<(DVector<f64>, DMatrix<f64>)> = (0..nodes.len().div_ceil(NODES_PER_TASK))
             .into_par_iter()
             .map(|task| {
-                if watch.interrupted() {
+                if budget.interrupted() {
                     return None;
                 }
                 let from = task * NODES_PER_TASK;
@@ -321,6 +334,10 @@ impl HeadScores {
 pub(crate) struct Answer {
     pub first: f64,
     pub second: f64,
+    /// See [`Shared::missed`].
+    pub missed: f64,
+    /// See [`HeadScores::dropped`].
+    pub dropped: f64,
     pub b: DVector<f64>,
     pub m: DMatrix<f64>,
     pub r: DMatrix<f64>,
@@ -336,7 +353,6 @@ pub(crate) struct Question<'a> {
     pub precision: Precision,
     pub weights: [f64; 2],
     pub gradient: bool,
-    pub watch: &'a dyn Watch,
 }
 
 /// Nodes for the scores of a token.
@@ -346,14 +362,17 @@ pub(crate) enum Rule {
     QuasiRandom(usize, u32),
 }
 
-/// The averages over all components, or nothing where the grid would be too large or the watch interrupts.
-pub(crate) fn evaluate(question: &Question, rule: &Rule) -> Option<Answer> {
-    let Question { m, r, precision, watch, .. } = *question;
+/// The averages over all components, or nothing where the grid would be too large or the budget does not allow them.
+pub(crate) fn evaluate(question: &Question, rule: &Rule, budget: &Budget) -> Option<Answer> {
+    let Question { m, r, precision, .. } = *question;
     let (heads, features) = m.shape();
+    let (size, laws) = (heads as f64, 1.0 + question.components.len() as f64);
+    // Principal directions.
+    budget.spend(10.0 * size * size * size)?;
     let plain = HeadScores::new(DVector::from_column_slice(question.b), r);
     let signal = match question.covariance {
         Some(sigma) => HeadScores::new(plain.mean.clone(), &(r + m * sigma * m.transpose())),
-        None => HeadScores { mean: plain.mean.clone(), factor: plain.factor.clone() },
+        None => plain.with_mean(plain.mean.clone()),
     };
     let nodes_of = |scores: &HeadScores| match *rule {
         Rule::Tensor => scores.tensor(precision),
@@ -361,26 +380,34 @@ pub(crate) fn evaluate(question: &Question, rule: &Rule) -> Option<Answer> {
     };
     let plain_nodes = nodes_of(&plain)?;
     let signal_nodes = if question.covariance.is_some() { nodes_of(&signal)? } else { plain_nodes.clone() };
+    let nodes = plain_nodes.len().max(signal_nodes.len()) as f64;
+    // Scores are a product with the factor, and an exponential each; the gradient takes them again, and their products.
+    let of_score = plain.factor.ncols() as f64 + EXPONENTIAL;
+    let again = if question.gradient { 2.0 * (of_score + size) } else { 0.0 };
+    budget.spend(nodes * size * laws * (of_score + again))?;
     let background = plain.law(&plain_nodes);
     let sigma = if heads == 1 { plain.factor.norm() } else { 0.0 };
     let parts: Option<Vec<Answer>> = question
         .components
         .par_iter()
         .map(|component| {
-            let shifted = HeadScores { mean: &signal.mean + m * &component.mean, factor: signal.factor.clone() };
+            let shifted = signal.with_mean(&signal.mean + m * &component.mean);
             let relevant = shifted.law(&signal_nodes);
             let scale = question.weights.map(|w| w * component.weight);
-            let found = shared(&background, &relevant, sigma, scale, precision, watch)?;
+            let found = shared(&background, &relevant, sigma, scale, precision, budget)?;
             let mut part = Answer {
                 first: component.weight * found.first,
                 second: component.weight * found.second,
+                missed: component.weight * found.missed,
+                dropped: component.weight * plain.dropped.max(signal.dropped),
                 b: DVector::zeros(heads),
                 m: DMatrix::zeros(heads, features),
                 r: DMatrix::zeros(heads, heads),
             };
             if question.gradient {
-                let (b, r) = plain.gradient(&plain_nodes, &background, &found.lattice, &found.background, watch)?;
-                let (eb, er) = shifted.gradient(&signal_nodes, &relevant, &found.lattice, &found.relevant, watch)?;
+                budget.spend(found.lattice.len() as f64 * 2.0 * nodes * CONTRACTION)?;
+                let (b, r) = plain.gradient(&plain_nodes, &background, &found.lattice, &found.background, budget)?;
+                let (eb, er) = shifted.gradient(&signal_nodes, &relevant, &found.lattice, &found.relevant, budget)?;
                 part.m += &eb * component.mean.transpose();
                 if let Some(covariance) = question.covariance {
                     part.m += &er * m * covariance * 2.0;
@@ -394,6 +421,8 @@ pub(crate) fn evaluate(question: &Question, rule: &Rule) -> Option<Answer> {
     parts?.into_iter().reduce(|mut sum, part| {
         sum.first += part.first;
         sum.second += part.second;
+        sum.missed += part.missed;
+        sum.dropped += part.dropped;
         sum.b += part.b;
         sum.m += part.m;
         sum.r += part.r;

@@ -3,7 +3,7 @@
 //! Given a component with mean `mu` (and the common covariance `Sigma`), the scores of the relevant token
 //! are Gaussian with mean `b + m mu` and covariance `r + m Sigma m^T`.
 
-use headflow_model::{Error, Theta, largest_size};
+use headflow_model::{Error, Theta, larger};
 use nalgebra::{DMatrix, DVector};
 
 use super::lattice::Precision;
@@ -74,6 +74,11 @@ pub(crate) fn support(theta: &Theta) -> Result<Option<Vec<Component>>, Error> {
             format!("{} support points are above the limit of {MAX_SUPPORT}: use evaluator qmc", points.len()),
         ));
     }
+    // Weights that were given sum to 1 but for what a few digits leave.
+    let total: f64 = points.iter().map(|point| point.weight).sum();
+    if (total - 1.0).abs() > f64::EPSILON * points.len() as f64 {
+        points.iter_mut().for_each(|point| point.weight /= total);
+    }
     // -0 is 0.
     points.iter_mut().for_each(|point| point.mean.add_scalar_mut(0.0));
     points.sort_by(|a, b| {
@@ -118,7 +123,7 @@ impl Signals {
             return Ok(Self { fixed: Some(fixed), covariance: None, sphere: None });
         }
         if let Some((mean, covariance)) = gaussian(theta) {
-            let covariance = Some(covariance).filter(|c| largest_size(c.iter()) != 0.0);
+            let covariance = Some(covariance).filter(|c| c.amax() > 0.0);
             return Ok(Self { fixed: Some(vec![Component { weight: 1.0, mean }]), covariance, sphere: None });
         }
         let Theta::Sphere { nu, features } = theta else {
@@ -127,9 +132,10 @@ impl Signals {
         Ok(Self { fixed: None, covariance: None, sphere: Some((*nu, *features)) })
     }
 
-    /// Whether a sphere needs more nodes than can be had, for the two widest directions of `m`, or for all.
-    pub fn too_many(&self, m: &DMatrix<f64>, precision: Precision, all: bool) -> bool {
-        let Some((nu, features)) = self.sphere else { return false };
+    /// How many components there are, at most, for the two widest directions of `m`, or for all; none where a sphere needs more
+    /// nodes than can be had.
+    pub fn count(&self, m: &DMatrix<f64>, precision: Precision, all: bool) -> Option<f64> {
+        let Some((nu, features)) = self.sphere else { return self.fixed.as_ref().map(|fixed| fixed.len() as f64) };
         let mut widths: Vec<f64> = m.transpose().svd(false, false).singular_values.iter().map(|s| nu * s).collect();
         widths.sort_by(|a, b| b.total_cmp(a));
         let directions = if all { features } else { features.min(2) };
@@ -138,11 +144,22 @@ impl Signals {
             let nodes = nodes_for(width, precision);
             // Rules other than Chebyshev's take an eigenvalue problem of that size.
             if features - k != 2 && nodes > MAX_RULE {
-                return true;
+                return None;
             }
             total *= nodes as f64;
         }
-        !(total <= MAX_NODES)
+        (total <= MAX_NODES).then_some(total)
+    }
+
+    /// The law of the score of a key with alignments `m` to the signal alone: the largest size of its mean, and its variance.
+    pub fn score(&self, m: &DVector<f64>) -> (f64, f64) {
+        let mean = match (&self.fixed, self.sphere) {
+            (_, Some((nu, _))) => nu * m.norm(),
+            (Some(fixed), None) => fixed.iter().map(|c| m.dot(&c.mean).abs()).fold(0.0, larger),
+            (None, None) => 0.0,
+        };
+        let variance = self.covariance.as_ref().map_or(0.0, |sigma| (m.transpose() * sigma * m)[(0, 0)]);
+        (mean, variance)
     }
 
     /// Components as seen by heads with alignments `m` (`heads x F`), those with equal means of the scores
@@ -180,7 +197,7 @@ const NEGLIGIBLE: f64 = 1e-13;
 /// coordinate of what is left of the unit sphere, `F - k + 1` dimensional, has the density `(1 - c^2)^{(F - k - 2)/2}`.
 fn on_sphere(nu: f64, features: usize, m: &DMatrix<f64>, precision: Precision) -> Vec<Component> {
     let svd = m.transpose().svd(true, false);
-    let largest = largest_size(svd.singular_values.iter());
+    let largest = svd.singular_values.amax();
     let Some(u) = svd.u else { return Vec::new() };
     let mut order: Vec<usize> =
         (0..svd.singular_values.len()).filter(|&k| svd.singular_values[k] > NEGLIGIBLE * largest.max(1e-300)).collect();
@@ -190,7 +207,7 @@ fn on_sphere(nu: f64, features: usize, m: &DMatrix<f64>, precision: Precision) -
     for (k, &direction) in order.iter().enumerate() {
         let left = features - k;
         let axis = u.column(direction);
-        let slope = nu * largest_size(m.row_iter().map(|row| (row * axis)[(0, 0)].abs()));
+        let slope = nu * m.row_iter().map(|row| (row * axis)[(0, 0)].abs()).fold(0.0, f64::max);
         let rule = if left == 1 {
             vec![(-1.0, 0.5), (1.0, 0.5)]
         } else {
@@ -210,7 +227,8 @@ fn on_sphere(nu: f64, features: usize, m: &DMatrix<f64>, precision: Precision) -
 
 /// Nodes of a Gauss rule for a function of `slope c`, analytic for `|Im slope c| < pi/2`.
 fn nodes_for(slope: f64, precision: Precision) -> usize {
-    let width = std::f64::consts::FRAC_PI_2 / slope.max(1e-3);
+    // Narrower than numbers resolve beside 1, a function takes more nodes than anyone has.
+    let width = (std::f64::consts::FRAC_PI_2 / slope.max(1e-3)).max(f64::EPSILON);
     let rate = 2.0 * (width + (1.0 + width * width).sqrt()).ln();
     (2.0 + precision.lambda / rate).ceil() as usize
 }
@@ -273,10 +291,7 @@ mod tests {
                 let v = &m * &c.mean;
                 s + &v * v.transpose() * c.weight
             });
-            assert!(
-                largest_size((second - &m * m.transpose() * (1.69 / features as f64)).iter()) < 1e-13,
-                "{features}"
-            );
+            assert!((second - &m * m.transpose() * (1.69 / features as f64)).amax() < 1e-13, "{features}");
         }
     }
 
