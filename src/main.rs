@@ -44,6 +44,9 @@ fn main() -> ExitCode {
         }
         commands::run(&request)
     });
+    if outcome.is_err() {
+        progress::work_has_stopped();
+    }
     match outcome {
         Ok(code) => ExitCode::from(code),
         // Only an interruption is one: a full disk after Ctrl-C is still a full disk.

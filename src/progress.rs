@@ -29,15 +29,18 @@ static STAGE: AtomicU8 = AtomicU8::new(NOTHING);
 const NOTHING: u8 = 0;
 /// Records.
 const RECORDS: u8 = 1;
-/// A result that is being written.
+/// A result that is being written, or words on why there is none.
 const RESULT: u8 = 2;
 
-static GLOBAL: Mutex<Global> = Mutex::new(Global { writes: 0, made: Vec::new(), last_words: String::new() });
+static GLOBAL: Mutex<Global> =
+    Mutex::new(Global { writes: 0, written: None, made: Vec::new(), last_words: String::new() });
 static WRITTEN: Condvar = Condvar::new();
 
 struct Global {
     /// Writes that have begun and not ended.
     writes: usize,
+    /// When the result was written: the program then ends by itself, as soon as it is told.
+    written: Option<Instant>,
     /// Folders that were made for results: those without any go again.
     made: Vec<PathBuf>,
     /// What to say when the program ends early.
@@ -70,19 +73,21 @@ pub fn catch_interrupts(what: &str, keeps_records: bool) {
 fn end_when_nothing_is_lost() {
     std::thread::sleep(PATIENCE);
     loop {
-        end(|stage| stage == NOTHING);
+        end(|global| {
+            STAGE.load(Ordering::SeqCst) == NOTHING && global.written.is_none_or(|at| at.elapsed() >= PATIENCE)
+        });
         std::thread::sleep(BETWEEN_LOOKS);
     }
 }
 
-/// Ends the program if the stage is one to end in, after the writes that have begun.
-fn end(may: impl Fn(u8) -> bool) {
+/// Ends the program if it may, after the writes that have begun.
+fn end(may: impl Fn(&Global) -> bool) {
     let mut global = global();
     while global.writes > 0 {
         global = WRITTEN.wait(global).unwrap_or_else(PoisonError::into_inner);
     }
     // No write can begin from here on.
-    if may(STAGE.load(Ordering::SeqCst)) {
+    if may(&global) {
         for folder in &global.made {
             // Fails, as it should, when something is in it.
             let _ = std::fs::remove_dir(folder);
@@ -127,12 +132,19 @@ pub fn all_is_kept(last_words: &str) {
     STAGE.store(NOTHING, Ordering::SeqCst);
 }
 
+/// The work has stopped by itself, and the program is about to end: it says why, nobody else.
+pub fn work_has_stopped() {
+    let _global = global();
+    STAGE.store(RESULT, Ordering::SeqCst);
+}
+
 impl Drop for Write {
     fn drop(&mut self) {
         let mut global = global();
         global.writes -= 1;
         if self.result {
             global.last_words = "interrupted after the result was written".into();
+            global.written = Some(Instant::now());
             STAGE.store(NOTHING, Ordering::SeqCst);
         }
         WRITTEN.notify_all();

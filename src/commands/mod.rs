@@ -29,7 +29,7 @@ use headflow::theory::flow::Statistics;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{FIGURES, Request};
-use crate::progress::remove_if_empty;
+use crate::progress::{interrupted as was_interrupted, remove_if_empty};
 
 /// Runs the requested command; the answer is the exit code.
 pub fn run(request: &Request) -> Result<u8, Error> {
@@ -304,6 +304,10 @@ fn drawn(path: &Path, result: &Value) -> String {
     let recorded = |route: &Value| route["times"].as_array().is_some_and(|t| !t.is_empty());
     if !result["routes"].as_array().is_some_and(|routes| routes.iter().any(recorded)) {
         return String::new();
+    }
+    // Who interrupts does not wait for a picture, which takes longer than the rest where there are many heads.
+    if was_interrupted() {
+        return format!(" (drawn by headflow figure comparison --from {})", path.display());
     }
     illustrated(path, || {
         figures::ResultFolder::open(path).and_then(|folder| figures::comparison(&folder, &path.join("comparison")))

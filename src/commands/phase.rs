@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Clock, document, folder, illustrated, made, names, prepared, print};
 use crate::cli::Request;
-use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, writing, writing_result};
+use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, work_has_stopped, writing, writing_result};
 
 /// What one cell computes: a spec and a quantity of it, or a number of its own.
 type Cell = dyn Fn(usize, usize) -> Result<f64, Error> + Sync;
@@ -200,6 +200,7 @@ fn diagram(
     let all = match compute(panels, own, &mut folder, from, request.quiet || request.json)? {
         End::Done(cells) => split(panels, &cells),
         End::Interrupted => {
+            work_has_stopped();
             eprintln!("headflow: {}", go_on(folder.path()));
             return Ok(130);
         }

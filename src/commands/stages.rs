@@ -213,3 +213,39 @@ fn describe(name: &str, summary: &Value, first: Option<&Value>) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use headflow::model::{Quantity, Shape};
+
+    use super::*;
+
+    /// The table that is shown is that of the first replica with stages, under its own number.
+    #[test]
+    fn the_replica_that_is_shown_has_its_own_number() {
+        let spec = Spec { theta: headflow::model::Theta::Flip { nu: vec![2.0] }, ..Spec::default() };
+        let shape = Shape { heads: 2, features: 1 };
+        let path = |moving: f64| {
+            let mut path = Trajectory::new(shape);
+            for t in 0..40 {
+                let mut row = vec![0.0; shape.width()];
+                let m = 1.0 + moving * f64::from(t);
+                for head in 0..2 {
+                    row[shape.index(Quantity::Alignment { head, feature: 0 })] = if head == 0 { m } else { -m };
+                    for other in 0..2 {
+                        row[shape.index(Quantity::Overlap { head, other })] =
+                            if head == other { m * m } else { -m * m };
+                    }
+                }
+                path.times.push(f64::from(t));
+                path.rows.push(row);
+            }
+            path
+        };
+        let (moving, settled) = (path(0.5), path(0.0));
+        let (summary, entries) = tally(&spec, "overlap D=100", &[&moving, &settled, &settled]).unwrap();
+        assert_eq!(summary["unclear"][0]["replica"], 0);
+        let text = describe("overlap D=100", &summary, entries.first());
+        assert!(text.contains("\nreplica 1\n") && !text.contains("\nreplica 0\n"), "{text}");
+    }
+}

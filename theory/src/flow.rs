@@ -805,12 +805,21 @@ where
     if let Some(step) = recorder.options.fixed_step {
         *solver.state_mut().h = step;
     }
+    let counted = |solver: &S| {
+        let statistics = solver.get_statistics();
+        Statistics {
+            steps: statistics.number_of_steps,
+            rejected: statistics.number_of_error_test_failures + statistics.number_of_nonlinear_solver_fails,
+            evaluations: 0,
+        }
+    };
     let stop = loop {
         let before = solver.state().t;
         if recorder.watch.interrupted() {
             break StopReason::Interrupted { time: before };
         }
         *system.failure.borrow_mut() = None;
+        let so_far = counted(&solver);
         let outcome = solver.step();
         let count = |s: &S| (s.get_statistics().number_of_steps, s.get_statistics().number_of_error_test_failures);
         let (steps, rejected) = count(&solver);
@@ -837,7 +846,10 @@ where
                 break StopReason::StepBudget { time: before, steps, rejected };
             }
             // Without numbers it fails, in one way or another.
-            Err(_) if recorder.watch.interrupted() => break StopReason::Interrupted { time: before },
+            Err(_) if recorder.watch.interrupted() => {
+                // What was rejected for want of numbers does not count.
+                return Ok((StopReason::Interrupted { time: before }, so_far));
+            }
             Err(error) => {
                 break match (*system.failure.borrow(), &error) {
                     (Some(Failure::NotFinite(index)), _) => {
@@ -852,13 +864,5 @@ where
             }
         }
     };
-    let statistics = solver.get_statistics();
-    Ok((
-        stop,
-        Statistics {
-            steps: statistics.number_of_steps,
-            rejected: statistics.number_of_error_test_failures + statistics.number_of_nonlinear_solver_fails,
-            evaluations: 0,
-        },
-    ))
+    Ok((stop, counted(&solver)))
 }

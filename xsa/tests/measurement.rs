@@ -250,3 +250,37 @@ fn comparisons_are_pearsons() {
     assert!(found.worst.windows(2).all(|w| errors[w[0]].abs() >= errors[w[1]].abs()));
     assert!(compare(&[1.0, 1.0], &[0.0, 1.0]).correlation.is_nan());
 }
+
+/// A measurement that is asked to stop anywhere stops, and is otherwise the same.
+#[test]
+fn an_interrupted_measurement_is_none() {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use headflow_model::Watch;
+
+    struct After(AtomicU64, u64);
+    impl Watch for After {
+        fn advance(&self, _: u64) {}
+        fn interrupted(&self) -> bool {
+            self.0.fetch_add(1, Ordering::SeqCst) + 1 >= self.1
+        }
+    }
+    let layer = Synthetic {
+        tokens: 300,
+        sequences: 2,
+        key_size: 16,
+        value_size: 16,
+        rho: 0.3,
+        self_attention: 0.2,
+        spread: 1.0,
+        seed: 1,
+    };
+    let never = After(AtomicU64::new(0), u64::MAX);
+    assert_eq!(layer.measure_watched(&never).unwrap(), layer.measure().unwrap());
+    let asked = never.0.into_inner();
+    // At every token drawn, and at every block of keys of every pass.
+    assert!(asked > 600 + 2 * 2 * 2 * 5, "{asked}");
+    for after in (1..=asked).step_by(asked as usize / 20).chain([asked]) {
+        assert_eq!(layer.measure_watched(&After(AtomicU64::new(0), after)), Err(headflow_xsa::Error::Interrupted));
+    }
+}
