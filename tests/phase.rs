@@ -144,6 +144,19 @@ fn a_diagram_of_failures_is_one_line() {
     assert!(root.path().join("p/result.json").exists() && !root.path().join("p/phase.png").exists());
 }
 
+/// A figure that cannot be drawn leaves no folder for it.
+#[test]
+fn folders_of_figures_that_fail_go_again() {
+    let root = tempfile::tempdir().unwrap();
+    for figure in
+        ["retrieval", "activations", "xsa-bias", "xsa-model", "escape", "spectrum", "pruning", "specialization"]
+    {
+        refused(root.path(), &["figure", figure, "--from", "none"], "none");
+        refused(root.path(), &["figure", figure, "--from", "none", "--out", "a/b"], "none");
+        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 0, "{figure}");
+    }
+}
+
 #[test]
 fn every_quantity_has_a_diagram() {
     let root = tempfile::tempdir().unwrap();

@@ -133,7 +133,7 @@ pub type Draw = dyn Fn(&Path, &Path) -> Result<Vec<PathBuf>, figures::Error>;
 /// Draws into the output folder of a figure whose results lie in `from`.
 pub fn draw(request: &Request, spec: &Spec, clock: &Clock, from: &Path, figure: &Draw) -> Result<(), Error> {
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| from.into()) } else { from.into() };
-    made(&out)?;
+    let _made = made(&out)?;
     let name = request.figure.as_deref().unwrap_or_default();
     let writing = writing();
     let files = figure(from, &out.join(name)).map_err(failed)?;

@@ -54,7 +54,7 @@ fn comparison(request: &Request, spec: &Spec) -> Result<u8, Error> {
     };
     let folder = ResultFolder::open(from).map_err(failed)?;
     let out = request.out.clone().unwrap_or_else(|| from.clone());
-    made(&out)?;
+    let _made = made(&out)?;
     let files = figures::comparison(&folder, &out.join("comparison")).map_err(failed)?;
     finish(request, spec, &clock, &out, &files, json!({}))?;
     Ok(0)
@@ -75,7 +75,7 @@ fn specialization(request: &Request, spec: &Spec) -> Result<u8, Error> {
         .collect::<Result<_, _>>()
         .map_err(failed)?;
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| root.clone()) } else { root };
-    made(&out)?;
+    let _made = made(&out)?;
     let files = figures::specialization(&folders, &out.join("specialization")).map_err(failed)?;
     finish(request, spec, &clock, &out, &files, json!({}))?;
     Ok(code)

@@ -471,9 +471,24 @@ fn illustrated(path: &Path, draw: impl FnOnce() -> Result<Vec<PathBuf>, figures:
     }
 }
 
+/// Folders that were made for figures, the innermost first; they go again where nothing is drawn into them.
+struct Made(Vec<PathBuf>);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            // Fails, as it should, once something is in it.
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
 /// Makes the folder of figures that are drawn from results.
-fn made(out: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(out).map_err(|e| Error::unwritable(out.display().to_string(), e))
+fn made(out: &Path) -> Result<Made, Error> {
+    let missing = out.ancestors().filter(|p| !p.as_os_str().is_empty()).take_while(|p| !p.exists());
+    let made = Made(missing.map(Path::to_path_buf).collect());
+    std::fs::create_dir_all(out).map_err(|e| Error::unwritable(out.display().to_string(), e))?;
+    Ok(made)
 }
 
 fn names(folder: &Path, files: &[PathBuf]) -> String {

@@ -383,7 +383,7 @@ pub fn figure(request: &Request, name: &str) -> Result<u8, Error> {
     let draw: Draw = if name == "activations" { figures::lines } else { figures::map };
     if let Some(from) = &request.from {
         let out = request.out.clone().unwrap_or_else(|| from.clone());
-        made(&out)?;
+        let _made = made(&out)?;
         let files = draw(from, &out.join(name)).map_err(super::figure::failed)?;
         super::figure::finish(request, &Spec::default(), &clock, &out, &files, json!({}))?;
         return Ok(0);

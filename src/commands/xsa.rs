@@ -38,7 +38,7 @@ pub fn figure(request: &Request) -> Result<u8, Error> {
         ));
     };
     let out = request.out.as_ref().unwrap_or(from);
-    made(out)?;
+    let _made = made(out)?;
     let draw = if name == "xsa-bias" { figures::map } else { figures::xsa_model };
     let files = draw(from, &out.join(name)).map_err(failed)?;
     let clock = Clock::start();
