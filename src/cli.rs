@@ -262,7 +262,7 @@ pub fn build() -> Command {
                  FIELD=V1,V2,... (drawn logarithmically where its logarithms are evenly spaced); theta.nu sets every entry of nu, theta.nu[1] its second, theta.scale multiplies all of theta. \
                  Whichever axis they are on, the whole part is set before its entry, and the scale multiplies what both have set.\n\
                  Cells are computed in parallel, kept in checkpoint.json every few seconds and when interrupted; headflow phase \
-                 --resume FOLDER, without more, goes on and gives the same numbers. Failed cells are left blank and listed.",
+                 --resume FOLDER, without more, goes on and gives the same numbers. Failed cells are left blank and listed; those of flows that had not settled are hatched over their colour and listed.",
                 "Examples:\n  headflow phase --x theta.nu=0.5:4:20 --y length=log:4:1e6:12 --heads 2 --theta flip:1\n  \
                  headflow phase --quantity regret --x theta.scale=0.5:2:10 --y heads=1:4:4 --attention softmax1\n  \
                  headflow phase --quantity bayes-risk --x theta.mean=0:3:30 --y theta.sd=0:3:30 --theta gaussian:mean=0:sd=1\n  \

@@ -1,6 +1,7 @@
 //! The same number by another way: another evaluator, a simulation of the posterior, another number of threads, the spec
 //! that a result holds.
 
+use headflow::model::largest;
 use serde_json::{Value, json};
 
 use crate::call::{Call, Words};
@@ -132,7 +133,7 @@ fn weight(theta: &Value, x: &[f64]) -> Option<f64> {
                 .zip(list("weights")?)
                 .map(|(p, w)| w.ln() + p.iter().zip(x).map(|(t, x)| t * x - 0.5 * t * t).sum::<f64>())
                 .collect();
-            let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let most = largest(&logs);
             Some(most + logs.iter().map(|l| (l - most).exp()).sum::<f64>().ln())
         }
         _ => None,
@@ -180,7 +181,7 @@ fn bayes(document: &Value, draw: &mut Draw) -> Result<bool, Fault> {
             let Some(log) = weight(theta, &x).filter(|w| w.is_finite()) else { return Ok(false) };
             logs.push(log);
         }
-        let most = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let most = largest(&logs);
         let all: f64 = logs.iter().map(|l| (l - most).exp()).sum();
         risks.push(1.0 - (logs[0] - most).exp() / all);
     }

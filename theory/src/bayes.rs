@@ -27,7 +27,7 @@
 
 use std::f64::consts::PI;
 
-use headflow_model::{Budget, Cost, Error, Task, Theta, larger, mean_and_error};
+use headflow_model::{Budget, Cost, Error, Task, Theta, larger, largest, largest_size, mean_and_error, smallest};
 use nalgebra::{DMatrix, DVector};
 use statrs::function::gamma::ln_gamma;
 
@@ -260,13 +260,12 @@ fn matters((weight, lambda): (f64, f64), precision: Precision) -> bool {
 /// of the weight that a place has.
 fn step(precision: Precision, from: f64, to: f64, function: impl Fn(f64) -> (f64, f64)) -> f64 {
     const PLACES: usize = 400;
-    (0..=PLACES)
-        .map(|i| function(from + (to - from) * i as f64 / PLACES as f64))
-        .filter_map(|(slope, weight)| {
+    let steps =
+        (0..=PLACES).map(|i| function(from + (to - from) * i as f64 / PLACES as f64)).filter_map(|(slope, weight)| {
             let left = precision.of_token() + weight;
             (left > 1.0).then(|| Precision { lambda: left, tokens: 1.0 }.normal_step(slope))
-        })
-        .fold(Precision { lambda: precision.of_token(), tokens: 1.0 }.normal_step(0.0), f64::min)
+        });
+    smallest(steps.chain([Precision { lambda: precision.of_token(), tokens: 1.0 }.normal_step(0.0)]))
 }
 
 impl Radial {
@@ -343,7 +342,7 @@ fn log_average(dimension: usize, kappa: f64) -> f64 {
     // tanh y - 1 without cancellation.
     let log_weight = |y: f64| log_density(y) - 2.0 * kappa / (1.0 + (2.0 * y).exp());
     let nodes = || (-last..=last).map(|i| i as f64 * step);
-    let top = nodes().map(log_weight).fold(f64::NEG_INFINITY, f64::max);
+    let top = largest(nodes().map(log_weight));
     let above: f64 = nodes().map(|y| (log_weight(y) - top).exp()).sum();
     let below: f64 = nodes().map(|y| log_density(y).exp()).sum();
     kappa + top + (above / below).ln()
@@ -379,7 +378,7 @@ impl TokenWeight {
             let eigen = covariance.symmetric_eigen();
             (eigen.eigenvectors.transpose() * mean, eigen.eigenvalues)
         };
-        let largest = variances.amax();
+        let largest = largest_size(variances.iter());
         // Smaller eigenvalues are rounding; variances that were given are not.
         let least = if independent { 0.0 } else { 1e-15 * largest };
         let factors: Vec<(f64, f64)> = mean
@@ -455,7 +454,7 @@ fn gauss_rule(nodes: Vec<(f64, f64)>, center: f64) -> Vec<(f64, f64)> {
     if nodes.len() <= KEPT {
         return nodes;
     }
-    let top = nodes.iter().map(|n| n.0).fold(f64::NEG_INFINITY, f64::max);
+    let top = largest(nodes.iter().map(|n| n.0));
     let points: Vec<(f64, f64)> = nodes.iter().map(|(w, l)| ((w - top).exp(), (l - center) / BIN)).collect();
     let mut polynomials = [vec![0.0; points.len()], vec![1.0; points.len()]];
     let mut jacobi = DMatrix::zeros(KEPT, KEPT);
@@ -518,7 +517,7 @@ fn by_points(points: &[(f64, DVector<f64>)], precision: Precision, rule: &Rule, 
         gradient: false,
     };
     let answer = shared::evaluate(&question, rule, budget)?;
-    let longest = r.diagonal().amax();
+    let longest = largest_size(r.diagonal().iter());
     let size = longest + longest.sqrt() * precision.reach() + b.iter().fold(0.0, |size, b| larger(size, b.abs()));
     Some(Found { risk: answer.missed, identity: answer.second - answer.first, size })
 }

@@ -40,7 +40,7 @@ const CONE: f64 = 1e-6;
 /// Progress that one solve reports, however long its time span.
 pub const PROGRESS: u64 = 1000;
 
-/// So many steps must advance the time by [`PROGRESSES`].
+/// So many steps must advance the time by [`PROGRESSES`], or grow.
 const CRAWL: usize = 100;
 
 /// The part of the last time, or of the flow's own time `1 / omega` if that is shorter, that [`CRAWL`] steps must make: at the pace of
@@ -932,6 +932,14 @@ fn integrate<E: Evaluator>(
     }
 }
 
+/// What a right-hand side without a value means for the flow that met it just after `time`.
+fn failed<E>(system: &System<'_, E>, failure: Option<Failure>, time: f64) -> Option<StopReason> {
+    failure.map(|failure| match failure {
+        Failure::NotFinite(index) => StopReason::NotFinite { time, variable: system.state.name(index) },
+        Failure::LeftCone(pivot) => StopReason::LeftCone { time, pivot },
+    })
+}
+
 /// Steps the solver to the end, an event, a failure or an interruption.
 fn drive<'a, E, Eqn, S>(
     mut solver: S,
@@ -946,8 +954,8 @@ where
     let until = recorder.options.until;
     let mut look = until.map_or(recorder.end, |until| until.first.min(recorder.end));
     solver.set_stop_time(look).map_err(|e| solver_error(&e))?;
-    // Where the time was when so many steps had been taken.
-    let (mut mark, mut crawled) = (0.0, 0);
+    // Where the time was a number of steps ago, and half of them ago; what was wrong with steps that were rejected since.
+    let (mut marks, mut crawled, mut trouble) = ([0.0; 2], 0, None);
     let progress = PROGRESSES * recorder.end.min(1.0 / unit_of_rates(system.evaluator));
     if let Some(step) = recorder.options.fixed_step {
         *solver.state_mut().h = step;
@@ -1019,12 +1027,21 @@ where
                     }
                     OdeSolverStopReason::InternalTimestep => {}
                 }
+                let now = solver.state().t;
+                trouble = system.failure.borrow().or(trouble);
                 crawled += 1;
-                if crawled == CRAWL && recorder.options.fixed_step.is_none() {
-                    if solver.state().t - mark < progress {
-                        break StopReason::NoProgress { time: solver.state().t, steps, rejected };
+                if crawled == CRAWL / 2 {
+                    marks[1] = now;
+                } else if crawled == CRAWL {
+                    let (first, second) = (marks[1] - marks[0], now - marks[1]);
+                    if recorder.options.fixed_step.is_none() && first + second < progress && second <= 2.0 * first {
+                        break failed(system, trouble, now).unwrap_or(StopReason::NoProgress {
+                            time: now,
+                            steps,
+                            rejected,
+                        });
                     }
-                    (mark, crawled) = (solver.state().t, 0);
+                    (marks, crawled, trouble) = ([now; 2], 0, None);
                 }
             }
             Err(DiffsolError::OdeSolverError(OdeSolverError::TooManyTimesteps { .. })) => {
@@ -1036,11 +1053,9 @@ where
                 return Ok((StopReason::Interrupted { time: before }, so_far, state(&solver)));
             }
             Err(error) => {
-                break match (*system.failure.borrow(), &error) {
-                    (Some(Failure::NotFinite(index)), _) => {
-                        StopReason::NotFinite { time: before, variable: system.state.name(index) }
-                    }
-                    (Some(Failure::LeftCone(pivot)), _) => StopReason::LeftCone { time: before, pivot },
+                let failure = *system.failure.borrow();
+                break match (failed(system, failure, before), &error) {
+                    (Some(reason), _) => reason,
                     (None, DiffsolError::OdeSolverError(_)) => {
                         StopReason::StepTooSmall { time: before, steps, rejected }
                     }

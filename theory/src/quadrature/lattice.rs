@@ -13,6 +13,7 @@
 use std::f64::consts::PI;
 
 use headflow_model::exponential::{exp, exp_and_complement};
+use headflow_model::{largest, smallest};
 use pulp::{Arch, Simd, WithSimd};
 
 /// Lattice points that are handled side by side.
@@ -308,7 +309,7 @@ pub(crate) fn smoothed<const KERNELS: usize>(
 ) -> Vec<f64> {
     let inner: Vec<f64> = rule.x.iter().map(|y| slope * y).collect();
     let inner = (&inner[..], &rule.weights[..]);
-    let (low, high) = offsets.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), o| (l.min(*o), h.max(*o)));
+    let (low, high) = (smallest(offsets), largest(offsets));
     let step = spacing(slope);
     let (from, to) = (lattice.t[0] + low, lattice.t[lattice.len() - 1] + high);
     let places = (lattice.len() * offsets.len()) as f64;

@@ -13,8 +13,8 @@
 //! objective in the weight of a node, `d/db_h = E[h' pi_h]` and
 //! `d/dr_hh' = E[h'' pi_h pi_h' + h' (pi_h 1{h = h'} - pi_h pi_h')] / 2`, `pi_h = e^{s_h - lambda}`.
 
-use headflow_model::Budget;
 use headflow_model::random::{Purpose, Stream, normal_quantile};
+use headflow_model::{Budget, largest, largest_size};
 use nalgebra::{DMatrix, DVector};
 use rayon::prelude::*;
 
@@ -57,7 +57,7 @@ impl Nodes {
         let negligible = (-precision.of_token() - 3.0).exp();
         let (mut z, mut weights) = (Vec::new(), vec![1.0]);
         for (dimension, rule) in rules.iter().enumerate() {
-            let highest = rule.weights.iter().copied().fold(0.0, f64::max);
+            let highest = largest_size(&rule.weights);
             let (mut next_z, mut next_weights) = (Vec::new(), Vec::new());
             for (k, &weight) in weights.iter().enumerate() {
                 for (x, w) in rule.x.iter().zip(&rule.weights) {
@@ -96,7 +96,7 @@ impl Nodes {
 }
 
 fn peak(rules: &[Normal]) -> f64 {
-    rules.iter().map(|r| r.weights.iter().copied().fold(0.0, f64::max)).product()
+    rules.iter().map(|r| largest_size(&r.weights)).product()
 }
 
 /// The law of `lambda` for one token, on nodes.
@@ -250,7 +250,7 @@ impl HeadScores {
         if self.factor.ncols() > TENSOR_RANK {
             return None;
         }
-        let slopes = || self.factor.column_iter().map(|column| column.amax());
+        let slopes = || self.factor.column_iter().map(|column| largest_size(column.iter()));
         if !(slopes().map(|slope| Normal::count(precision, slope)).product::<f64>() <= MOST_NODES) {
             return None;
         }
@@ -266,7 +266,7 @@ impl HeadScores {
                 scores[h] += self.factor[(h, k)] * z;
             }
         }
-        let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let highest = largest(scores.iter());
         highest + scores.iter().map(|s| (s - highest).exp()).sum::<f64>().ln()
     }
 

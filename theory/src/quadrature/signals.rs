@@ -3,7 +3,7 @@
 //! Given a component with mean `mu` (and the common covariance `Sigma`), the scores of the relevant token
 //! are Gaussian with mean `b + m mu` and covariance `r + m Sigma m^T`.
 
-use headflow_model::{Error, Theta, larger};
+use headflow_model::{Error, Theta, larger, largest, largest_size};
 use nalgebra::{DMatrix, DVector};
 
 use super::lattice::Precision;
@@ -123,7 +123,7 @@ impl Signals {
             return Ok(Self { fixed: Some(fixed), covariance: None, sphere: None });
         }
         if let Some((mean, covariance)) = gaussian(theta) {
-            let covariance = Some(covariance).filter(|c| c.amax() > 0.0);
+            let covariance = Some(covariance).filter(|c| largest_size(c.iter()) > 0.0);
             return Ok(Self { fixed: Some(vec![Component { weight: 1.0, mean }]), covariance, sphere: None });
         }
         let Theta::Sphere { nu, features } = theta else {
@@ -197,7 +197,7 @@ const NEGLIGIBLE: f64 = 1e-13;
 /// coordinate of what is left of the unit sphere, `F - k + 1` dimensional, has the density `(1 - c^2)^{(F - k - 2)/2}`.
 fn on_sphere(nu: f64, features: usize, m: &DMatrix<f64>, precision: Precision) -> Vec<Component> {
     let svd = m.transpose().svd(true, false);
-    let largest = svd.singular_values.amax();
+    let largest = largest(svd.singular_values.iter());
     let Some(u) = svd.u else { return Vec::new() };
     let mut order: Vec<usize> =
         (0..svd.singular_values.len()).filter(|&k| svd.singular_values[k] > NEGLIGIBLE * largest.max(1e-300)).collect();
@@ -207,7 +207,7 @@ fn on_sphere(nu: f64, features: usize, m: &DMatrix<f64>, precision: Precision) -
     for (k, &direction) in order.iter().enumerate() {
         let left = features - k;
         let axis = u.column(direction);
-        let slope = nu * m.row_iter().map(|row| (row * axis)[(0, 0)].abs()).fold(0.0, f64::max);
+        let slope = nu * largest_size(m.row_iter().map(|row| (row * axis)[(0, 0)]));
         let rule = if left == 1 {
             vec![(-1.0, 0.5), (1.0, 0.5)]
         } else {
@@ -291,7 +291,10 @@ mod tests {
                 let v = &m * &c.mean;
                 s + &v * v.transpose() * c.weight
             });
-            assert!((second - &m * m.transpose() * (1.69 / features as f64)).amax() < 1e-13, "{features}");
+            assert!(
+                largest_size((second - &m * m.transpose() * (1.69 / features as f64)).iter()) < 1e-13,
+                "{features}"
+            );
         }
     }
 
