@@ -218,8 +218,8 @@ fn diagram(
     folder.write_document(&result)?;
     folder.remove(CHECKPOINT)?;
     let path = folder.path().to_path_buf();
-    let files = illustrated(&path, || figure(&path, &path.join(name)));
     drop(writing);
+    let files = illustrated(&path, || figure(&path, &path.join(name)));
     let count: usize = panels.iter().map(Panel::len).sum();
     let text = format!(
         "{count} cells in {:.1} s ({:.1} ms each)\n{}: result.json{files}\n",
