@@ -116,7 +116,7 @@ fn simulations_answer_within_a_record_and_within_a_step() {
 fn a_chain_of_many_heads_keeps_its_checkpoint() {
     let root = tempfile::tempdir().unwrap();
     let heads = ["simulate", "--engine", "overlap", "--heads", "384", "--dimension", "2000", "--initial", "random"];
-    let rest = ["--replicas", "1", "--test-samples", "2", "--tau", "0.01", "--out", "o"];
+    let rest = ["--replicas", "1", "--test-samples", "2", "--tau", "10", "--records", "2", "--out", "o"];
     interrupted(root.path(), &[&heads[..], &rest].concat(), 8.0);
     assert!(root.path().join("o/checkpoint.json").exists());
     let result = document(&std::fs::read_to_string(root.path().join("o/result.json")).unwrap());
@@ -127,7 +127,12 @@ fn a_chain_of_many_heads_keeps_its_checkpoint() {
 fn searches_and_spectra_answer() {
     nothing(&["optimum", "--heads", "6", "--length", "1000", "--attention", "softmax"], 2.0);
     // Most of it is one factorisation that nothing breaks into.
-    nothing(&["stability", "--heads", "40", "--points", "64", "--scrambles", "1"], 4.0);
+    let heads = 43;
+    let m = ["0,0"; 43].join(";");
+    let row = |h: usize| (0..heads).map(|k| if k == h { "1" } else { "0" }).collect::<Vec<_>>().join(",");
+    let r = (0..heads).map(row).collect::<Vec<_>>().join(";");
+    let point = ["--at", "point", "--m", &m, "--r", &r, "--stationary-tolerance", "1e9"];
+    nothing(&[&["stability", "--heads", "43", "--points", "64", "--scrambles", "1"], &point[..]].concat(), 6.0);
     let train = ["prune", "--heads", "24", "--points", "65536", "--tau", "1000", "--gamma", "0"];
     nothing(&train, 2.0);
 }

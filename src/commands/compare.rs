@@ -347,9 +347,9 @@ pub fn code(comparison: &Comparison) -> u8 {
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let mut folder = folder(request, "compare")?;
     let (comparison, result) = compare(spec, &mut folder, request.quiet, "theory")?;
-    let writing = writing_result();
+    // All is written: a signal need not wait for the figure.
+    drop(writing_result());
     let figure = drawn(folder.path(), &result);
-    drop(writing);
     let text = format!("{}{}: result.json, series.csv, series.npz{figure}\n", comparison.text, folder.path().display());
     print(request, &result, &text);
     Ok(code(&comparison))

@@ -24,7 +24,7 @@ use super::simulate::{replicas, route_name, series, simulate};
 use super::stages::entry;
 use super::{Clock, document, ensemble_route, exit_code, folder, made, say, theory_route};
 use crate::cli::Request;
-use crate::progress::{Interruptible, Progress, writing, writing_result};
+use crate::progress::{Interruptible, Progress, writing_result};
 
 /// What a figure of the dynamics reads.
 pub fn reader(figure: &str) -> Option<Reader> {
@@ -135,9 +135,7 @@ pub fn draw(request: &Request, spec: &Spec, clock: &Clock, from: &Path, figure: 
     let out = if request.from.is_some() { request.out.clone().unwrap_or_else(|| from.into()) } else { from.into() };
     let _made = made(&out)?;
     let name = request.figure.as_deref().unwrap_or_default();
-    let writing = writing();
     let files = figure(from, &out.join(name)).map_err(failed)?;
-    drop(writing);
     finish(request, spec, clock, &out, &files, json!({}))
 }
 

@@ -11,7 +11,7 @@ use super::compare::{code, compare};
 use super::{Clock, document, folder, headed, made, names, prepared, print, say};
 use super::{dynamics, prune};
 use crate::cli::Request;
-use crate::progress::writing;
+use crate::progress::writing_result;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     match request.figure.as_deref() {
@@ -104,7 +104,7 @@ fn compute(request: &Request, spec: &Spec, clock: &Clock) -> Result<(PathBuf, u8
             return Ok((root, worst));
         }
     }
-    let _writing = writing();
+    let _writing = writing_result();
     outer.write_document(&document(
         "figure",
         spec,

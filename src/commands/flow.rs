@@ -59,8 +59,8 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         json!({"stop": flow.stop, "settled": settled, "routes": [route], "note": missed.trim_end()}),
     )?;
     folder.write_document(&result)?;
-    let figure = drawn(folder.path(), &result);
     drop(writing);
+    let figure = drawn(folder.path(), &result);
     let text = format!(
         "{}{}\n{}{missed}{} steps ({} rejected), {} evaluations in {:.2} s\n{}: result.json, series.csv, series.npz{figure}\n",
         last_state(&flow.estimate.mean, flow.estimate.standard_error.as_ref()),

@@ -264,6 +264,7 @@ fn compute_and_draw(
     folder.write_document(&result)?;
     folder.remove(CHECKPOINT)?;
     let path = folder.path().to_path_buf();
+    drop(writing);
     let draw = || figure(&path, &path.join(name));
     // What has failed is one line, whatever it keeps from being drawn.
     let (files, undrawn) = match failed.is_empty() {
@@ -273,7 +274,6 @@ fn compute_and_draw(
             Err(error) => (String::new(), format!(" (and there is no figure: {error})")),
         },
     };
-    drop(writing);
     let count: usize = panels.iter().map(Panel::len).sum();
     let text = format!(
         "{count} cells in {:.1} s ({:.1} ms each)\n{}{}: result.json{files}\n",

@@ -398,8 +398,8 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     });
     let result = document("prune", spec, &clock, rest)?;
     folder.write_document(&result)?;
-    let figure = drawn(folder.path(), &result);
     drop(writing);
+    let figure = drawn(folder.path(), &result);
     let text =
         format!("{}{}{missed}{}: {files}{figure}\n", heading(&trained), table(spec, &all), folder.path().display());
     print(request, &result, &text);

@@ -204,8 +204,8 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
             String::new()
         }
     };
-    let figure = drawn(folder.path(), &result);
     drop(writing);
+    let figure = drawn(folder.path(), &result);
     let text = format!(
         "{}{}\n{}{} steps in {:.2} s ({:.0} steps/s)\n{}: result.json, series.csv, series.npz{figure}\n{resumable}",
         last_state(&ensemble.estimate.mean, ensemble.estimate.standard_error.as_ref()),

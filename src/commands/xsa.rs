@@ -169,8 +169,8 @@ fn bias(request: &Request) -> Result<u8, Error> {
         headed("xsa bias", wanted.spec(), json!(wanted.cell.seed), &clock, json!({"positions": note, "maps": maps}))?;
     let writing = writing_result();
     folder.write_document(&result)?;
-    let files = illustrated(folder.path(), || figures::map(folder.path(), &folder.path().join("xsa-bias")));
     drop(writing);
+    let files = illustrated(folder.path(), || figures::map(folder.path(), &folder.path().join("xsa-bias")));
     text += &format!("errors are of the closed form\n{}: result.json{files}\n", folder.path().display());
     print(request, &result, &text);
     Ok(0)
@@ -386,8 +386,8 @@ mod language_model {
         let writing = writing_result();
         folder.write_arrays("positions.npz", &positions(&layers))?;
         folder.write_document(&result)?;
-        let files = illustrated(folder.path(), || figures::xsa_model(folder.path(), &folder.path().join("xsa-model")));
         drop(writing);
+        let files = illustrated(folder.path(), || figures::xsa_model(folder.path(), &folder.path().join("xsa-model")));
         let text = summary(&result) + &format!("{}: result.json, positions.npz{files}\n", folder.path().display());
         print(request, &result, &text);
         Ok(0)
