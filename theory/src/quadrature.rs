@@ -454,7 +454,11 @@ impl Quadrature {
             };
             return Err(Error::too_costly(
                 field,
-                format!("makes scores of size {size:.1e}"),
+                if size.is_finite() {
+                    format!("makes scores of size {size:.1e}")
+                } else {
+                    "makes scores beyond all numbers".into()
+                },
                 format!("{LARGEST_SCORE:.0e}, beyond which rounding leaves nothing of them"),
                 "use smaller alignments or a weaker signal",
             ));
