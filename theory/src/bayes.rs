@@ -23,7 +23,13 @@
 //!
 //! so that grids stay as they are however large the signal, and `lambda`, with its rounding, stays below `Lambda + ln L`.
 //! Likewise a support point `theta_h` matters by at most `(L-1) sqrt(p_h) e^{-|theta_h|^2/8}` (with `min(1, x) <= sqrt(x)` and
-//! `E[sqrt(w)] <= 1`): far ones are left out.
+//! `E[sqrt(w)] <= 1`): far ones are left out. All together, as `x / (1 + x) <= sqrt(x) / 2`,
+//!
+//! ```text
+//! risk <= (L-1) E[w_l / (w_l + w_eps)] <= (L-1)/2 E[sqrt(w)]^2 <= (L-1)/2 (sum_h sqrt(p_h) e^{-|theta_h|^2/8})^2
+//! ```
+//!
+//! which is all there is to say where it is below the tolerance and a grid is too costly.
 
 use std::f64::consts::PI;
 
@@ -111,13 +117,22 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
         let rounding = 1e-15 + f64::EPSILON * (size + 20.0) * risk;
         found(risk, identity, larger(error, identity.abs()) + rounding)
     };
+    // Between 0 and a bound, in the middle.
+    let half = 0.5 * weight.bound(tokens);
+    let bounded = BayesRisk { risk: half, identity: 0.0, error_estimate: half };
     if let Some(best) = refined(tolerance, at, distance).map(rounded) {
         if best.error_estimate <= tolerance {
             return Ok(best);
         }
+        if half <= tolerance {
+            return Ok(bounded);
+        }
         // Rounding needs a part of the tolerance.
         let finer = refined(0.5 * tolerance, at, distance).map(rounded);
         return Ok(finer.filter(|finer| finer.error_estimate < best.error_estimate).unwrap_or(best));
+    }
+    if half <= tolerance {
+        return Ok(bounded);
     }
     if !weight.is_sampled() {
         budget.check(
@@ -396,6 +411,17 @@ impl TokenWeight {
         let sizes = if independent { [0.0; 2] } else { [mean.norm(), largest] };
         let factor = |(mean, variance)| Factor::Gaussian { mean, variance, sizes };
         Self::Separable(factors.into_iter().map(factor).collect())
+    }
+
+    /// The bound on the risk of a finite support.
+    fn bound(&self, tokens: f64) -> f64 {
+        match self {
+            Self::Points(points) => {
+                let sum: f64 = points.iter().map(|(p, theta)| p.sqrt() * (-theta.norm_squared() / 8.0).exp()).sum();
+                0.5 * (tokens - 1.0) * sum * sum
+            }
+            Self::Separable(_) | Self::Radial(..) => f64::INFINITY,
+        }
     }
 
     /// Whether there is a rule of sampled points for what no grid can hold.

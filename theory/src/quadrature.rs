@@ -64,7 +64,7 @@ const MORE_FOR_GRADIENT: f64 = 2.5;
 /// moment changes by less than it is.
 const ROUNDING: f64 = 5e-14;
 
-/// Operations of an evaluation, all its refinements together.
+/// Operations of an evaluation, all its refinements together: about ten seconds of two cores.
 const MOST_OPERATIONS: f64 = 2.0 * Cost::MOST_OPERATIONS;
 
 /// Operations of a multiplication in a product of matrices.
@@ -480,7 +480,11 @@ impl Quadrature {
             };
             return Err(Error::too_costly(
                 field,
-                format!("makes scores of size {size:.1e}"),
+                if size.is_finite() {
+                    format!("makes scores of size {size:.1e}")
+                } else {
+                    "makes scores beyond all numbers".into()
+                },
                 format!("{LARGEST_SCORE:.0e}, beyond which rounding leaves nothing of them"),
                 "use smaller alignments or a weaker signal",
             ));
@@ -602,7 +606,9 @@ impl Quadrature {
         let mut most = 0.0;
         for &[h, k] in counted.iter().filter(|[h, k]| on(*h) && on(*k)) {
             let work = if h == k { pairs::single_work(&question, h) } else { pairs::work(&question, h, k) };
-            budget.spend(MULTIPLICATION * work.multiplications)?;
+            // A single piece keeps a single thread busy.
+            let threads = if pieces < 2.0 { 2.0 } else { 1.0 };
+            budget.spend(threads * MULTIPLICATION * work.multiplications)?;
             if !(work.points <= MOST_POINTS && work.bytes <= Cost::MOST_BYTES) {
                 return budget.spend(f64::INFINITY).map(|()| Vec::new());
             }
