@@ -702,7 +702,7 @@ impl Spec {
         // What a figure has of its own stays as it set it.
         let never: Vec<&Field> = FIELDS.iter().filter(|field| !reader.may_read(field) && !reader.owns(field)).collect();
         let mut asked = self.without(&never)?;
-        let filled = asked.clone().filled(reader.purpose)?;
+        let filled = asked.clone().filled(&reader)?;
         (asked.evaluator, asked.at) = (filled.evaluator, filled.at);
         let useless = |field: &&Field| !reader.reads(field, &filled) && !reader.owns(field);
         let unread: Vec<&Field> = FIELDS.iter().filter(useless).collect();
@@ -799,7 +799,8 @@ impl Spec {
     }
 
     /// Fills in what follows from what was given; every field is valid by itself.
-    fn filled(mut self, asked: Purpose) -> Result<Self, Error> {
+    fn filled(mut self, reader: &Reader) -> Result<Self, Error> {
+        let asked = reader.purpose;
         let purpose = asked.of_cell();
         let features = self.theta.features();
         let heads = self.head_count();
@@ -834,7 +835,7 @@ impl Spec {
         }
         self.complete_until()?;
         self.complete_dimensions(purpose, heads, features)?;
-        self.complete_evaluator(asked)?;
+        self.complete_evaluator(reader)?;
         if matches!(purpose, Purpose::Optimum | Purpose::Phase(_)) {
             self.starts.get_or_insert(if purpose == Purpose::Optimum { 16 } else { 6 });
         }
@@ -874,8 +875,13 @@ impl Spec {
     }
 
     /// Chooses and checks the evaluator.
-    fn complete_evaluator(&mut self, asked: Purpose) -> Result<(), Error> {
-        let purpose = asked.of_cell();
+    fn complete_evaluator(&mut self, reader: &Reader) -> Result<(), Error> {
+        let (asked, purpose) = (reader.purpose, reader.purpose.of_cell());
+        let evaluates = FIELDS.iter().any(|field| field.name == "evaluator" && reader.reads(field, self));
+        // A simulation alone takes no averages.
+        if purpose == Purpose::Stages && !evaluates {
+            return Ok(());
+        }
         let sampled = self.points.is_some() || self.scrambles.is_some();
         let exact = match purpose {
             Purpose::Bayes | Purpose::Optimum | Purpose::Phase(_) => true,
@@ -917,7 +923,7 @@ impl Spec {
         // Rates of a diagram are those of gradient flow, and a given point is not trained.
         let with_noise = matches!(purpose, Purpose::Flow | Purpose::Stages)
             || asked == Purpose::Stability
-            || purpose == Purpose::Prune && self.m.is_none();
+            || purpose == Purpose::Prune && evaluates;
         if purpose == Purpose::Compare {
             return Err(Error::invalid("evaluator", "compare needs the noise of SGD, which only qmc gives"));
         }

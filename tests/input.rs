@@ -70,6 +70,10 @@ fn what_is_not_read_is_refused_with_its_readers() {
             vec!["bayes", "--attention", "softmax1"],
             "attention: bayes does not read it (read with aggregation); leave it out",
         ),
+        (
+            vec!["stages", "--engine", "direct", "--tolerance", "1e-6"],
+            "tolerance: stages does not read it (read without an engine, with evaluator quadrature); leave it out",
+        ),
         (vec!["stages", "--replicas", "3"], "replicas: stages does not read it (read with an engine); leave it out"),
         (
             vec!["prune", "--replicas", "3"],
@@ -150,7 +154,7 @@ fn other(field: &str) -> Value {
         "stop_loss" => json!(0.8),
         "stop_alignment" => json!([0, 0, 0.2]),
         "m" => json!([[1.0, 0.5], [-0.5, 1.0]]),
-        "r" => json!([[3.0, 0.0], [0.0, 3.0]]),
+        "r" => json!([[5.0, 0.0], [0.0, 5.0]]),
         "b" => json!([0.3, -0.3]),
         "at" => json!("plateaus"),
         "stationary_tolerance" => json!(0.5),
