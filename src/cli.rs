@@ -169,7 +169,7 @@ pub fn build() -> Command {
             Arg::new("threads").long("threads").value_name("N").global(true).help(
                 "Threads to use; the numbers do not depend on it [default: all cores]",
             ),
-            Arg::new("memory").long("memory").value_name("GIB").global(true).help(
+            Arg::new("memory").long("memory").value_name("GIB").global(true).allow_hyphen_values(true).help(
                 "Memory that a run may need; one that needs more is refused before it begins [default: 1.5]",
             ),
         ])

@@ -800,7 +800,7 @@ impl Maker<'_> {
         self.put("heads", |m| m.heads.to_string());
         self.put("tau", |m| m.number(1.0, 3.0));
         self.put("records", |m| m.count(3, 6));
-        self.points();
+        self.put("points", |_| "64".into());
         if name != "spectrum" {
             self.maybe(0.9, "replicas", |m| m.count(1, 3));
             self.maybe(0.9, "test_samples", |m| m.count(2, 64));

@@ -137,7 +137,7 @@ fn material(program: &str) -> Material {
         ("flow", format!("flow {short}")),
         ("compare", format!("compare {short} {simulated} --dimensions 10,20")),
         ("stages", format!("stages {task} --tau 60 --records 60")),
-        ("spectrum", format!("figure spectrum {short}")),
+        ("spectrum", "figure spectrum --heads 2 --theta flip:2 --length 3 --points 64 --tau 4 --records 5".into()),
         ("prune", "prune --heads 3 --theta flip:2 --length 3 --points 64 --tau 4 --records 5".into()),
         ("phase", "phase --quantity bayes-risk --theta flip:1 --x theta.nu=1,2 --y length=2,3".into()),
         (
