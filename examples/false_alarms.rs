@@ -130,9 +130,12 @@ fn dimensions(pools: &[Pool]) -> String {
     pools.iter().map(|pool| pool.dimension.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// A mean over experiments with its standard error.
+/// A mean over experiments with its standard error; none at all is said with their number.
 fn fraction(values: impl Iterator<Item = f64> + Clone) -> String {
-    let (mean, error) = mean_and_error(values);
+    let (mean, error) = mean_and_error(values.clone());
+    if mean == 0.0 {
+        return format!("0 in {}", values.count());
+    }
     format!("{mean:.2e} ± {error:.0e}")
 }
 
