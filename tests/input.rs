@@ -62,8 +62,8 @@ fn what_is_not_read_is_refused_with_its_readers() {
         ),
         (
             vec!["stages", "--engine", "overlap", "--points", "64", "--method", "bdf"],
-            "points, method: stages does not read them (points: read without an engine; method: read without an engine); \
-             leave them out",
+            "points, method: stages does not read them (points: read without an engine, with evaluator qmc; method: read \
+             without an engine); leave them out",
         ),
         (vec!["bayes", "--bias", "none"], "bias: bayes does not read it (read by flow, loss, simulate, compare,"),
         (
@@ -262,7 +262,7 @@ fn readings() -> Vec<(Purpose, Value, String)> {
         ),
         (
             Purpose::Bayes,
-            with(json!({"heads": 1, "aggregation": "sum"})),
+            with(json!({"attention": "bayes-softmax", "aggregation": "mean"})),
             read(&[&without(TASK, "bias"), "evaluator tolerance"]),
         ),
         (
@@ -322,7 +322,12 @@ fn changed(base: &Value, field: &str) -> Map<String, Value> {
     gone.iter().for_each(|name| {
         fields.remove(*name);
     });
-    fields.insert(field.into(), other(field));
+    let value = match (field, &base[field]) {
+        ("evaluator", Value::String(name)) if name == "quadrature" => json!("qmc"),
+        ("aggregation", Value::String(name)) if name == "mean" => json!("sum"),
+        _ => other(field),
+    };
+    fields.insert(field.into(), value);
     fields
 }
 
