@@ -102,7 +102,7 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
     check_tolerance(tolerance)?;
     let weight = TokenWeight::of(task.theta());
     let tokens = task.length() as f64;
-    let budget = Budget::new(0.5 * Cost::MOST_OPERATIONS);
+    let budget = Budget::new(Cost::MOST_OPERATIONS);
     let distance = |a: &Found, b: &Found| [(a.risk - b.risk).abs(), (a.identity - b.identity).abs()];
     let at = |lambda| budgeted(&budget, || weight.moments(Precision { lambda, tokens }, &budget));
     // Whatever rounding and quadrature did, a risk lies in its range, and may be put there where it is off by no more than its error.
@@ -152,7 +152,7 @@ pub fn best_bayes_risk(task: &Task, tolerance: f64) -> Result<BayesRisk, Error> 
         ));
     }
     let precision = Precision { lambda: SAMPLED, tokens };
-    let sampled = Budget::new(0.5 * Cost::MOST_OPERATIONS);
+    let sampled = Budget::new(Cost::MOST_OPERATIONS);
     let all: Vec<Found> =
         (0..SCRAMBLES).map_while(|scramble| weight.sampled_moments(precision, scramble, &sampled)).collect();
     if all.len() < SCRAMBLES as usize {

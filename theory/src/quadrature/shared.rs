@@ -30,8 +30,8 @@ pub(crate) const MOST_NODES: f64 = 8e6;
 
 /// Operations, as [`headflow_model::Cost`] counts them, of the kernels at one place: of the moments, and of the contraction for the
 /// gradient.
-const MOMENTS: f64 = 6.0;
-const CONTRACTION: f64 = 10.0;
+const MOMENTS: f64 = 2.5;
+const CONTRACTION: f64 = 5.0;
 
 /// And of the exponential of a score.
 const EXPONENTIAL: f64 = 10.0;
