@@ -303,7 +303,8 @@ fn large_keys_are_refused_in_one_line() {
         // An evaluation without numbers says so.
         let nothing = quadrature.evaluate(&at, true);
         assert!(nothing.loss.value().is_nan() && nothing.error_estimate == f64::INFINITY);
-        assert_eq!(quadrature.worst_error(), f64::INFINITY);
+        // It is no error of a number: whoever asks for the largest of those is not told infinity.
+        assert_eq!(quadrature.worst_error(), 0.0);
     }
 }
 

@@ -21,7 +21,7 @@ fn points_are_bounded() {
     too_costly("flow --points 1073741824 --scrambles 1", "points", "use fewer points");
     too_costly("flow --points 16384 --scrambles 65536", "scrambles", "--memory");
     too_costly("stability --length 100000000 --points 64", "length", "a shorter sequence");
-    too_costly("optimum --evaluator qmc --points 1024 --scrambles 65536 --length 50", "scrambles", "--memory");
+    too_costly("stability --evaluator qmc --points 1024 --scrambles 65536 --length 50", "scrambles", "--memory");
     too_costly("loss --m 1,0;0,1 --evaluator qmc --points 67108864 --scrambles 64", "points", "--evaluator quadrature");
 }
 
@@ -56,7 +56,7 @@ fn simulations_are_bounded() {
 
 #[test]
 fn diagrams_sets_and_maps_are_bounded() {
-    too_costly("phase --x theta.nu=0:1:10000 --y length=2:20000:10000", "x", "give fewer values");
+    too_costly("phase --x theta.nu=0:1:10000 --y length=2:20000:10000", "x, y", "give fewer values");
     too_costly("prune --heads 200 --times 1 --points 64 --subsets 1000000", "subsets", "take fewer subsets");
     too_costly("xsa bias --lengths 16384 --sequences 1000", "lengths", "shorter or fewer sequences");
     // Cell by cell, before any.

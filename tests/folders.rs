@@ -61,7 +61,7 @@ fn limited(folder: &Path, blocks: usize, arguments: &str) -> (Option<i32>, Strin
 #[test]
 fn a_full_disk_is_found_at_the_start() {
     let root = tempfile::tempdir().unwrap();
-    let work = "flow --tau 1e6 --records 100000 --points 65536 --heads 64";
+    let work = "flow --tau 1e6 --records 10000 --points 65536 --heads 8";
     let (code, error) = limited(root.path(), 8, &format!("{work} --out o"));
     assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
     assert!(error.starts_with("headflow: o: cannot be written: ") && error.contains("too large"), "{error}");

@@ -157,7 +157,8 @@ fn other(field: &str) -> Value {
         "r" => json!([[5.0, 0.0], [0.0, 5.0]]),
         "b" => json!([0.3, -0.3]),
         "at" => json!("plateaus"),
-        "stationary_tolerance" => json!(0.5),
+        "stationary_tolerance" => json!(1000),
+        "until" => json!("settled"),
         "on" => json!(0.4),
         "motion" => json!(0.2),
         "contrast" => json!(3.0),
@@ -186,6 +187,8 @@ fn other(field: &str) -> Value {
 const TASK: &str = "length heads theta attention bias aggregation";
 const FLOW: &str = "gamma batch initial m0 r0 b0 key_scale tau records times evaluator points scrambles seed method \
                     relative_tolerance absolute_tolerance max_steps";
+/// Of flows that may settle.
+const SETTLING: &str = "until stationary_tolerance";
 const SIMULATION: &str =
     "gamma batch initial m0 r0 b0 key_scale tau records times engine dimension dimensions replicas test_samples seed";
 
@@ -209,11 +212,16 @@ fn readings() -> Vec<(Purpose, Value, String)> {
             .join(" ")
     };
     vec![
-        (Purpose::Flow, with(times.clone()), read(&[TASK, FLOW, "stop_loss stop_alignment"])),
+        (Purpose::Flow, with(times.clone()), read(&[TASK, FLOW, SETTLING, "stop_loss stop_alignment"])),
         (
             Purpose::Flow,
             with(json!({"gamma": 0, "evaluator": "quadrature", "tau": 2, "records": 3})),
-            read(&[TASK, &without(FLOW, "batch points scrambles seed"), "tolerance stop_loss stop_alignment"]),
+            read(&[
+                TASK,
+                &without(FLOW, "batch points scrambles seed"),
+                SETTLING,
+                "tolerance stop_loss stop_alignment",
+            ]),
         ),
         (Purpose::Loss, with(point.clone()), read(&[TASK, "m r b evaluator tolerance"])),
         (
@@ -254,7 +262,7 @@ fn readings() -> Vec<(Purpose, Value, String)> {
             with(json!({"at": "plateaus", "points": 64, "tau": 2, "records": 9})),
             read(&[TASK, FLOW, "at on motion contrast"]),
         ),
-        (Purpose::Stages, with(times.clone()), read(&[TASK, FLOW, "on motion contrast engine"])),
+        (Purpose::Stages, with(times.clone()), read(&[TASK, FLOW, SETTLING, "on motion contrast engine"])),
         (
             Purpose::Stages,
             with(json!({"engine": "direct", "dimension": 20, "tau": 1, "records": 9})),
@@ -273,7 +281,7 @@ fn readings() -> Vec<(Purpose, Value, String)> {
         (
             Purpose::Prune,
             with(times.clone()),
-            read(&[TASK, FLOW, "tolerance m r b subsets most_removed prune_tolerances engine"]),
+            read(&[TASK, FLOW, SETTLING, "tolerance m r b subsets most_removed prune_tolerances engine"]),
         ),
         (
             Purpose::Prune,
@@ -281,6 +289,7 @@ fn readings() -> Vec<(Purpose, Value, String)> {
             read(&[
                 TASK,
                 &without(FLOW, "m0 r0"),
+                SETTLING,
                 "tolerance m r b subsets most_removed prune_tolerances engine dimension dimensions replicas",
             ]),
         ),
@@ -302,10 +311,10 @@ fn readings() -> Vec<(Purpose, Value, String)> {
         (
             phase(Quantity::FlowLoss),
             with(json!({"tau": 2, "points": 64})),
-            read(&[TASK, &without(FLOW, "records"), "stop_loss stop_alignment"]),
+            read(&[TASK, &without(FLOW, "records"), SETTLING, "stop_loss stop_alignment"]),
         ),
-        (phase(Quantity::SpecialisedHeads), with(times.clone()), read(&[TASK, FLOW, "on motion contrast"])),
-        (phase(Quantity::Stages), with(times), read(&[TASK, FLOW, "on motion contrast"])),
+        (phase(Quantity::SpecialisedHeads), with(times.clone()), read(&[TASK, FLOW, SETTLING, "on motion contrast"])),
+        (phase(Quantity::Stages), with(times), read(&[TASK, FLOW, SETTLING, "on motion contrast"])),
         (phase(Quantity::GrowthRate), task.clone(), read(&[TASK, "evaluator points scrambles seed"])),
     ]
 }

@@ -91,7 +91,7 @@ fn kept(arguments: &[&str], seconds: f64) -> Value {
 #[test]
 fn flows_of_many_heads_answer_within_an_average() {
     // Before the first average is there: checks of the start, points, an evaluation.
-    nothing(&["flow", "--heads", "1024", "--points", "1024"], 2.0);
+    nothing(&["flow", "--heads", "1024", "--points", "1024", "--memory", "64"], 2.0);
     // Within later ones: the first loss, of each of 8 scrambles, is there after less than a second of work.
     let result = kept(&["flow", "--heads", "96", "--points", "8192", "--scrambles", "1", "--length", "24"], 14.0);
     assert_eq!(result["routes"][0]["statistics"]["rejected"], 0, "a step broken off is none rejected");
@@ -108,7 +108,7 @@ fn simulations_answer_within_a_record_and_within_a_step() {
     nothing(&["simulate", "--test-samples", "100000000"], 1.0);
     nothing(&["simulate", "--engine", "overlap", "--test-samples", "100000000"], 1.0);
     let batch = ["simulate", "--dimension", "1000000", "--batch", "1000", "--length", "30", "--test-samples", "64"];
-    kept(&[&batch[..], &["--tau", "100", "--replicas", "2"]].concat(), 3.0);
+    kept(&[&batch[..], &["--tau", "1e-4", "--records", "3", "--replicas", "2"]].concat(), 3.0);
 }
 
 /// Within steps of seconds the chain stays where it was, and goes on from there.
@@ -139,8 +139,8 @@ fn searches_and_spectra_answer() {
 
 #[test]
 fn attention_answers_within_a_cell() {
-    nothing(&["xsa", "bias", "--lengths", "16384", "--sequences", "100"], 1.0);
-    nothing(&["xsa", "bias", "--lengths", "16384", "--sequences", "16"], 6.0);
+    nothing(&["xsa", "bias", "--lengths", "16384", "--sequences", "100", "--memory", "8"], 1.0);
+    nothing(&["xsa", "bias", "--lengths", "16384", "--sequences", "16", "--memory", "8"], 6.0);
 }
 
 /// Cells that are there are kept at once, however long those on their way take, and the diagram goes on with them.
@@ -196,7 +196,7 @@ fn an_error_after_an_interruption_is_told_as_it_is() {
     // At most 2 or 4 MiB a file, as shells count; the table of 32 heads takes 60 KiB a record.
     let run = format!(
         "trap '' XFSZ; ulimit -f 4096; exec {program} flow --heads 32 --points 64 --scrambles 1 --tau 1e7 --records 100000 \
-         --gamma 0 --out o"
+         --gamma 0 --memory 99 --out o"
     );
     let mut child = Command::new("sh")
         .args(["-c", &run])

@@ -114,8 +114,10 @@ fn stopped(call: &Call, outcome: &Outcome) -> Result<Option<Value>, Fault> {
 fn document(call: &Call, outcome: &Outcome) -> Result<Option<Value>, Fault> {
     readable(outcome)?;
     if !call.flag("--json") {
+        // The heading of a column is no number.
+        let output = outcome.output.replace("D -> inf", "");
         for word in ["NaN", " inf", "-inf"] {
-            if outcome.output.contains(word) {
+            if output.contains(word) {
                 return Err(Fault::new("no number", format!("{word} in: {}", outcome.output)));
             }
         }
@@ -179,6 +181,9 @@ fn may_be_null(path: &[String], document: &Value) -> bool {
         // A mode that no key leaves along, at that dimension.
         _ if within("escapes") && within("times") => true,
         _ if within("maps") && within("values") => document["failed"].as_array().is_some_and(|f| !f.is_empty()),
+        // Where a flow moves too fast, or has too many coordinates, for rates to be told; one that broke off, or none.
+        "growth_rate" => within("settled") || within("stop"),
+        "settled" => true,
         // Points with fewer modes than others.
         _ if within("spectrum") && within("rates") => true,
         _ => false,
