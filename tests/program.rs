@@ -238,7 +238,7 @@ fn an_interrupted_chain_is_resumed_bit_for_bit() {
         "--test-samples",
         "64",
     ];
-    let child = Command::new(env!("CARGO_BIN_EXE_headflow"))
+    let mut child = Command::new(env!("CARGO_BIN_EXE_headflow"))
         .args(run)
         .args(["--out", "broken"])
         .current_dir(root.path())
@@ -246,7 +246,7 @@ fn an_interrupted_chain_is_resumed_bit_for_bit() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    worked(&child, 1);
+    worked(&mut child, 1);
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
@@ -510,7 +510,7 @@ fn ctrl_c_keeps_what_was_recorded() {
         "--tau",
         "100000",
         "--records",
-        "100001",
+        "10001",
         "--replicas",
         "5",
         "--test-samples",
@@ -524,14 +524,14 @@ fn ctrl_c_keeps_what_was_recorded() {
         "--tau",
         "100000",
         "--records",
-        "10001",
+        "2001",
         "--points",
         "64",
         "--test-samples",
         "16",
     ];
     for (name, arguments) in [("s", &long_simulation[..]), ("f", &long_flow[..]), ("c", &long_comparison[..])] {
-        let child = Command::new(env!("CARGO_BIN_EXE_headflow"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_headflow"))
             .args(arguments)
             .args(["--threads", "2", "--out", name])
             .current_dir(root.path())
@@ -540,7 +540,7 @@ fn ctrl_c_keeps_what_was_recorded() {
             .spawn()
             .unwrap();
         // Under way, and nowhere near the end.
-        worked(&child, 4);
+        worked(&mut child, 4);
         let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
         assert!(sent.success());
         let output = child.wait_with_output().unwrap();

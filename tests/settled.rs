@@ -129,11 +129,11 @@ fn a_flow_until_settled_ends_where_it_has_or_says_that_it_has_not() {
     for (arguments, expected) in [
         (vec!["flow", "--until", "rest"], "until: "),
         (vec!["flow", "--until", "settled", "--times", "1,2"], "give tau, the latest, instead of times"),
-        (vec!["compare", "--until", "settled"], "only flows settle"),
-        (vec!["loss", "--m", "1,0", "--until", "settled"], "only flows settle"),
-        (vec!["stages", "--engine", "overlap", "--until", "settled"], "does not settle"),
-        (vec!["prune", "--m", "1,0;0,1;1,0;0,1", "--until", "settled"], "is not trained"),
-        (vec!["phase", "--x", "length=3,4", "--y", "theta.scale=1,2", "--until", "settled"], "only flows settle"),
+        (vec!["compare", "--until", "settled"], "does not read it"),
+        (vec!["loss", "--m", "1,0", "--until", "settled"], "does not read it"),
+        (vec!["stages", "--engine", "overlap", "--until", "settled"], "does not read it"),
+        (vec!["prune", "--m", "1,0;0,1;1,0;0,1", "--until", "settled"], "does not read it"),
+        (vec!["phase", "--x", "length=3,4", "--y", "theta.scale=1,2", "--until", "settled"], "does not read it"),
     ] {
         refused(root.path(), &arguments, expected);
     }

@@ -45,9 +45,13 @@ pub fn refused(folder: &Path, arguments: &[&str], expected: &str) {
 
 /// Waits until a run has worked for so many seconds of processor time: under way, however busy the machine is.
 #[cfg(unix)]
-pub fn worked(child: &Child, seconds: u64) {
+pub fn worked(child: &mut Child, seconds: u64) {
     let began = Instant::now();
     loop {
+        // One that has ended, and is not waited for, still has its time.
+        if let Some(status) = child.try_wait().unwrap() {
+            panic!("the run ended before it had worked for {seconds} s: {status}");
+        }
         // `[[days-]hours:]minutes:seconds`, the same on every Unix.
         let output = Command::new("ps").args(["-o", "time=", "-p", &child.id().to_string()]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();

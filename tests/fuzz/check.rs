@@ -190,11 +190,10 @@ fn may_be_null(path: &[String], document: &Value) -> bool {
     }
 }
 
-fn walk(
-    value: &Value,
-    path: &mut Vec<String>,
-    see: &mut dyn FnMut(&[String], &Value) -> Result<(), Fault>,
-) -> Result<(), Fault> {
+/// What is made of a value, at its path.
+type See<'a> = dyn FnMut(&[String], &Value) -> Result<(), Fault> + 'a;
+
+fn walk(value: &Value, path: &mut Vec<String>, see: &mut See<'_>) -> Result<(), Fault> {
     see(path, value)?;
     match value {
         Value::Array(list) => {

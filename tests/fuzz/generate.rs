@@ -99,10 +99,13 @@ const ABSURD: &[&str] = &[
     "0.00000000000000000000000000000000000000000001",
 ];
 
+/// Files by name, with what they hold.
+type Files = Vec<(String, Vec<u8>)>;
+
 /// Results that were made beforehand: calls read them, whole or spoilt.
 pub struct Material {
     /// Folders with all their files.
-    pub results: Vec<(String, Vec<(String, Vec<u8>)>)>,
+    pub results: Vec<(String, Files)>,
 }
 
 struct Maker<'a> {

@@ -357,7 +357,8 @@ pub fn rates_along<E: Evaluator>(
     }
     if path.times.len() < times.len() {
         let how = solution.stop.describe();
-        return Err(Error::invalid("times", format!("the flow of the overlaps ended early: {how}")));
+        let reached = format!("the flow of the overlaps ended early: {how}");
+        return Err(Error::not_converged("escape", reached, "or ask for earlier times"));
     }
     let evaluator = &Watched::new(evaluator, watch);
     let rate = |t: usize| {

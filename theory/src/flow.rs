@@ -872,6 +872,9 @@ fn solver_error(error: &DiffsolError) -> Error {
     Error::invalid("flow", format!("the ODE solver failed: {error}"))
 }
 
+/// Why a solve ended, what it cost, and the time and state that it ended with.
+type Ended = (StopReason, Statistics, (f64, Vec<f64>));
+
 /// The absolute tolerance of a solve with fixed steps.
 const ACCEPT_ANYTHING: f64 = 1e10;
 
@@ -883,7 +886,7 @@ fn integrate<E: Evaluator>(
     y0: &[f64],
     options: &Options,
     recorder: &mut Recorder<'_, E>,
-) -> Result<(StopReason, Statistics, (f64, Vec<f64>)), Error> {
+) -> Result<Ended, Error> {
     let rhs = |y: &[f64], _: &[f64], _: f64, dy: &mut [f64]| system.derivative(y, dy);
     // The implicit methods need J v: a forward difference about a remembered evaluation.
     let base: RefCell<(Vec<f64>, Vec<f64>)> = RefCell::new((Vec::new(), Vec::new()));
@@ -941,11 +944,7 @@ fn failed<E>(system: &System<'_, E>, failure: Option<Failure>, time: f64) -> Opt
 }
 
 /// Steps the solver to the end, an event, a failure or an interruption.
-fn drive<'a, E, Eqn, S>(
-    mut solver: S,
-    system: &System<'_, E>,
-    recorder: &mut Recorder<'_, E>,
-) -> Result<(StopReason, Statistics, (f64, Vec<f64>)), Error>
+fn drive<'a, E, Eqn, S>(mut solver: S, system: &System<'_, E>, recorder: &mut Recorder<'_, E>) -> Result<Ended, Error>
 where
     E: Evaluator,
     Eqn: OdeEquations<T = f64, V = NalgebraVec<f64>> + 'a,

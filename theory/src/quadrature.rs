@@ -451,6 +451,9 @@ impl Quadrature {
     /// # Errors
     /// When a number is not finite, or so large that rounding leaves nothing of a score.
     fn place(&self, at: &Coordinates) -> Result<Place, Error> {
+        if !at.b.iter().all(|b| b.is_finite()) {
+            return Err(Error::invalid("b", "holds a number that is not finite"));
+        }
         let r = at.r();
         let mut b = at.b.clone();
         match self.attention.activation {
@@ -488,9 +491,6 @@ impl Quadrature {
                 format!("{LARGEST_SCORE:.0e}, beyond which rounding leaves nothing of them"),
                 "use smaller alignments or a weaker signal",
             ));
-        }
-        if !b.iter().all(|b| b.is_finite()) {
-            return Err(Error::invalid("b", "holds a number that is not finite"));
         }
         let rounded = scores(COMMON);
         let mut place = Place { m: at.m.clone(), r, b, size: rounded };

@@ -393,7 +393,7 @@ impl<'a> Path<'a> {
                 trajectory.path(Quantity::Alignment { head, feature }).map(|m| m * scale).collect()
             })
             .collect();
-        let largest = larger(criteria.on, largest_size(strengths.iter().map(|path| largest_size(path))));
+        let largest = larger(criteria.on, largest_size(strengths.iter().map(largest_size)));
         let moves = strengths
             .iter()
             .map(|path| larger(criteria.motion * largest, SIGMAS * noise(&trajectory.times, path)))
