@@ -223,7 +223,11 @@ fn readings() -> Vec<(Purpose, Value, String)> {
                 "tolerance stop_loss stop_alignment",
             ]),
         ),
-        (Purpose::Loss, with(point.clone()), read(&[TASK, "m r b evaluator tolerance"])),
+        (
+            Purpose::Loss,
+            with(json!({"m": point["m"], "evaluator": "quadrature"})),
+            read(&[TASK, "m r b evaluator tolerance"]),
+        ),
         (
             Purpose::Loss,
             with(json!({"m": point["m"], "evaluator": "qmc", "points": 64})),
@@ -270,12 +274,12 @@ fn readings() -> Vec<(Purpose, Value, String)> {
         ),
         (
             Purpose::Bayes,
-            with(json!({"attention": "bayes-softmax", "aggregation": "mean"})),
+            with(json!({"attention": "bayes-softmax", "aggregation": "mean", "evaluator": "quadrature"})),
             read(&[&without(TASK, "bias"), "evaluator tolerance"]),
         ),
         (
             Purpose::Optimum,
-            with(json!({"starts": 2, "tolerance": 1e-3})),
+            with(json!({"starts": 2, "tolerance": 1e-3, "evaluator": "quadrature"})),
             read(&[TASK, "evaluator tolerance starts seed"]),
         ),
         (
@@ -306,8 +310,16 @@ fn readings() -> Vec<(Purpose, Value, String)> {
             read(&[TASK, "m r b tolerance subsets most_removed prune_tolerances seed"]),
         ),
         (phase(Quantity::BayesRisk), json!({"length": 3}), "length theta tolerance".into()),
-        (phase(Quantity::OptimalLoss), task.clone(), read(&[TASK, "evaluator tolerance starts seed"])),
-        (phase(Quantity::Regret), task.clone(), read(&[TASK, "evaluator tolerance starts seed"])),
+        (
+            phase(Quantity::OptimalLoss),
+            with(json!({"evaluator": "quadrature"})),
+            read(&[TASK, "evaluator tolerance starts seed"]),
+        ),
+        (
+            phase(Quantity::Regret),
+            with(json!({"evaluator": "quadrature"})),
+            read(&[TASK, "evaluator tolerance starts seed"]),
+        ),
         (
             phase(Quantity::FlowLoss),
             with(json!({"tau": 2, "points": 64})),
@@ -326,6 +338,7 @@ fn changed(base: &Value, field: &str) -> Map<String, Value> {
         "times" => &["tau", "records"],
         "dimension" => &["dimensions"],
         "dimensions" => &["dimension"],
+        "evaluator" => &["tolerance"],
         _ => &[],
     };
     gone.iter().for_each(|name| {

@@ -243,7 +243,7 @@ fn headed(command: &str, spec: Value, seed: Value, clock: &Clock, rest: Value) -
 
 /// Fields, by the ends of their names, that are null or hold nulls where there is nothing to tell; anywhere else null is a
 /// number that is none.
-const NULLS: [&str; 27] = [
+const NULLS: [&str; 28] = [
     // One sample has no standard error.
     "standard_error",
     "best_standard_error",
@@ -273,6 +273,7 @@ const NULLS: [&str; 27] = [
     // A flow of which nothing is known at its end, and one that drifts too fast for rates to mean anything.
     "settled",
     "settled.growth_rate",
+    "stop.growth_rate",
     // Places without a value in a table: modes that are not there, cells that failed.
     "spectrum.rates",
     "maps.values",

@@ -457,7 +457,7 @@ fn attempt<E: Evaluator>(
 ///
 /// This is the right-hand side of the flow in the coordinates `(m, r, b)`, whatever `noise` is. Where the evaluator
 /// has no value it is NaN, and so is `dr` where `noise > 0` and the evaluator does not give it
-/// ([`check_noise`](crate::moments::check_noise)).
+/// ([`check_noise`]).
 pub fn derivative<E: Evaluator>(evaluator: &E, point: &OrderParameters, noise: f64) -> Derivative {
     let rule = evaluator.attention().bias;
     let at = Coordinates::of(point, evaluator.attention());

@@ -77,7 +77,8 @@ fn unaltered(theta: Theta, attention: Attention, scramble: u32) -> Altered<Chang
 
 /// The same evaluators with `value` in one entry of one moment of the last of three.
 fn spoiled(theta: &Theta, attention: Attention, value: f64) -> Vec<(&'static str, Vec<Altered<Change>>)> {
-    let all: [(&str, fn(&mut Moments, f64)); 4] = [
+    type Spoil = fn(&mut Moments, f64);
+    let all: [(&str, Spoil); 4] = [
         ("g x", |moments, value| moments.gx[(1, 0)] = value),
         ("g c", |moments, value| moments.gc[(1, 1)] = value),
         ("g", |moments, value| moments.gb[1] = value),
