@@ -91,7 +91,7 @@ fn kept(arguments: &[&str], seconds: f64) -> Value {
 #[test]
 fn flows_of_many_heads_answer_within_an_average() {
     // Before the first average is there: checks of the start, points, an evaluation.
-    nothing(&["flow", "--heads", "1024", "--points", "1024", "--memory", "64"], 2.0);
+    nothing(&["flow", "--heads", "1024", "--points", "1024", "--memory", "200"], 2.0);
     // Within later ones: the first loss, of each of 8 scrambles, is there after less than a second of work.
     let result = kept(&["flow", "--heads", "96", "--points", "8192", "--scrambles", "1", "--length", "24"], 14.0);
     assert_eq!(result["routes"][0]["statistics"]["rejected"], 0, "a step broken off is none rejected");
