@@ -347,6 +347,7 @@ fn changed(base: &Value, field: &str) -> Map<String, Value> {
     let value = match (field, &base[field]) {
         ("evaluator", Value::String(name)) if name == "quadrature" => json!("qmc"),
         ("aggregation", Value::String(name)) if name == "mean" => json!("sum"),
+        ("initial", Value::String(name)) if name == "random" => json!("given"),
         _ => other(field),
     };
     fields.insert(field.into(), value);

@@ -80,7 +80,7 @@ fn spoiled(theta: &Theta, attention: Attention, value: f64) -> Vec<(&'static str
     type Spoil = fn(&mut Moments, f64);
     let all: [(&str, Spoil); 4] = [
         ("g x", |moments, value| moments.gx[(1, 0)] = value),
-        ("g c", |moments, value| moments.gc[(1, 1)] = value),
+        ("g c", |moments, value| moments.gc[(1, 0)] = value),
         ("g", |moments, value| moments.gb[1] = value),
         ("g g", |moments, value| moments.gg.iter_mut().for_each(|gg| gg[(0, 0)] = value)),
     ];
