@@ -670,7 +670,7 @@ fn lists_of_tokens() {
         assert_eq!((&result["token_ids"], &result["tokenizer"]), (&json!([1, 2]), &Value::Null));
     }
     write("{\"tokens\": [1, 2], \"tokens\": [3, 4]}");
-    refused(folder, &measure, "ids.json: has \"tokens\" twice");
+    refused(folder, &measure, "ids.json: the field \"tokens\" is given twice");
     write("[1, 4294967296]");
     refused(folder, &measure, "ids.json: is not a list of token ids");
     write(&format!("[{}1]", "1,".repeat(1 << 23)));

@@ -282,7 +282,14 @@ const NULLS: [&str; 28] = [
 ];
 
 /// The same of a language model: two tokens leave one without the first, heads that are all alike have no correlation.
-const NULLS_OF_MODELS: [&str; 2] = ["rho_without_first", "predictions.correlation"];
+const NULLS_OF_MODELS: [&str; 5] = [
+    "rho_without_first",
+    "predictions.correlation",
+    // Token ids that were given, and tokens that are not added.
+    "tokenizer",
+    "tokenizer.begin_token",
+    "tokenizer.end_token",
+];
 
 /// What was asked for and is only repeated.
 const REPEATED: [&str; 4] = ["request", "spec", "theta.sd", "theta.cov"];

@@ -284,8 +284,10 @@ mod language_model {
     fn token_list(path: &str) -> Result<Vec<u32>, Error> {
         let wrong =
             || Error::unreadable(path, "is not a list of token ids: [1, 2, ...], or an object whose \"tokens\" is one");
-        let content: Value =
-            json::parse(&read(path)?).map_err(|e| Error::unreadable(path, format!("is not JSON: {e}")))?;
+        let content: Value = json::parse(&read(path)?).map_err(|e| {
+            // A repeated field is JSON all the same.
+            Error::unreadable(path, if e.is_data() { e.to_string() } else { format!("is not JSON: {e}") })
+        })?;
         let list = content.get("tokens").unwrap_or(&content).as_array().ok_or_else(wrong)?;
         list.iter().map(|v| v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)).collect()
     }
