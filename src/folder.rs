@@ -238,15 +238,6 @@ impl RunFolder {
         &self.path
     }
 
-    /// Writes the table and the arrays.
-    ///
-    /// # Errors
-    /// When a file cannot be written.
-    pub fn write_series(&mut self, series: &[Series], replicas: &[Replicas<'_>]) -> Result<(), Error> {
-        self.write("series.csv", |to| write_csv(series, to))?;
-        self.write("series.npz", |to| write_npz(series, replicas, to))
-    }
-
     /// Writes arrays that numpy reads.
     ///
     /// # Errors
@@ -259,6 +250,17 @@ impl RunFolder {
             npz.finish().map_err(|e| failed(&e))?;
             Ok(())
         })
+    }
+
+    /// Writes the table, the arrays, and last the document, which was made before anything is written: what cannot be said
+    /// leaves nothing behind.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write_run(&mut self, series: &[Series], replicas: &[Replicas<'_>], document: &Value) -> Result<(), Error> {
+        self.write("series.csv", |to| write_csv(series, to))?;
+        self.write("series.npz", |to| write_npz(series, replicas, to))?;
+        self.write_document(document)
     }
 
     /// Writes the result document; call it last.

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::exponential::exp;
+use crate::extremes::largest;
 
 /// Working space for `lanes` samples side by side.
 #[derive(Debug, Clone)]
@@ -143,6 +144,37 @@ impl Attention {
         match self.aggregation {
             Aggregation::Mean => 1.0 / heads as f64,
             Aggregation::Sum => 1.0,
+        }
+    }
+
+    /// Changes the biases `b` of heads with squares `|k_h|^2` to others with the same attention, which leave the scores
+    /// `chi_hl + b_h` the digits of `chi_hl`: `1 + 1e20` has none of the 1.
+    ///
+    /// ```text
+    /// softmax        A_hl does not depend on b_h:                            b_h -> 0
+    /// bayes-softmax  it depends on differences alone:                        b_h -> b_h - max b
+    /// softmax1       the 1 weighs e^-b_h, nothing beyond |chi_hl| < 40 |k_h|: b_h -> min(b_h, 800 + 40 |k_h|)
+    /// ```
+    ///
+    /// Tokens without a signal have `chi ~ N(0, |k_h|^2)`, and every sequence has one. Biases within 800 stay, bit for bit.
+    pub fn bring_near(&self, b: &mut [f64], square: impl Fn(usize) -> f64) {
+        /// `e^-800` is zero.
+        const NEAR: f64 = 800.0;
+        if b.iter().all(|b| b.abs() <= NEAR) {
+            return;
+        }
+        match self.activation {
+            Activation::Softmax => b.fill(0.0),
+            Activation::BayesSoftmax => {
+                let top = largest(&*b);
+                b.iter_mut().for_each(|b| *b -= top);
+            }
+            Activation::Softmax1 => {
+                for (h, b) in b.iter_mut().enumerate() {
+                    let far = NEAR + 40.0 * square(h).sqrt();
+                    *b = if *b > far { far } else { *b };
+                }
+            }
         }
     }
 
@@ -565,6 +597,38 @@ mod tests {
         assert!(switched_off.1.iter().all(|a| *a < 1e-300));
         let (_, shared) = Attention::from(Activation::BayesSoftmax).forward(2, 1, &[1e4, 1e4]).unwrap();
         assert_eq!(shared, [1.0]);
+    }
+
+    /// Scores with biases far beyond them give the weights of exact arithmetic, where the biases have been brought near.
+    #[test]
+    fn far_biases_leave_scores_their_digits() {
+        let chi = [0.3, -1.2, 0.7, 0.1, 2.0, -0.4];
+        let weights = |activation: Activation, b: [f64; 2]| {
+            let attention = Attention::from(activation);
+            let mut near = b;
+            attention.bring_near(&mut near, |_| 1.0);
+            let scores: Vec<f64> = chi.iter().enumerate().map(|(i, chi)| chi + near[i / 3]).collect();
+            attention.forward(2, 3, &scores).unwrap().0
+        };
+        // softmax of a row, or of all, from the definition.
+        let softmax = |chi: &[f64]| -> Vec<f64> {
+            let sum: f64 = chi.iter().map(|c| c.exp()).sum();
+            chi.iter().map(|c| c.exp() / sum).collect()
+        };
+        let rows = [softmax(&chi[..3]), softmax(&chi[3..])].concat();
+        let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12);
+        for size in [801.0, 1e5, 1e20, 1e300] {
+            assert!(close(&weights(Activation::Softmax, [size, -size]), &rows), "{size}");
+            assert!(close(&weights(Activation::Softmax1, [size, size]), &rows), "{size}");
+            assert!(close(&weights(Activation::Softmax1, [size, -size])[..3], &rows[..3]), "{size}");
+            assert!(weights(Activation::Softmax1, [size, -size])[3..].iter().all(|a| *a < 1e-300), "{size}");
+            assert!(close(&weights(Activation::BayesSoftmax, [size; 2]), &softmax(&chi)), "{size}");
+            assert!(close(&weights(Activation::BayesSoftmax, [-size; 2]), &softmax(&chi)), "{size}");
+            assert!(close(&weights(Activation::BayesSoftmax, [size, -size])[..3], &rows[..3]), "{size}");
+        }
+        let mut within = [800.0, -3.0];
+        Attention::from(Activation::BayesSoftmax).bring_near(&mut within, |_| 1.0);
+        assert_eq!(within, [800.0, -3.0]);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 
 use nalgebra::DMatrix;
 
+use crate::extremes::largest_size;
+
 /// One scalar of a trajectory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Quantity {
@@ -189,15 +191,30 @@ impl Estimate {
 
 /// Mean and standard error of the mean; the error of a single value is NaN.
 pub fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    /// Squares of smaller numbers, and their sums, are numbers too.
+    const LARGE: f64 = 1e140;
+    let size = largest_size(values.clone());
+    let scale = if size > LARGE && size.is_finite() { size } else { 1.0 };
+    let values = values.map(|v| v / scale);
     let n = values.clone().count() as f64;
     let mean = values.clone().sum::<f64>() / n;
     let square = values.map(|v| (v - mean) * (v - mean)).sum::<f64>();
-    (mean, (square / (n - 1.0) / n).sqrt())
+    (mean * scale, (square / (n - 1.0) / n).sqrt() * scale)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn means_of_large_numbers_are_numbers() {
+        let of = |values: [f64; 3]| mean_and_error(values.into_iter());
+        let (mean, error) = of([1.0, 2.0, 6.0]);
+        let (large, of_large) = of([1e300, 2e300, 6e300]);
+        assert!((large / 1e300 - mean).abs() < 1e-14 && (of_large / 1e300 - error).abs() < 1e-14);
+        assert_eq!(of([1.7e308; 3]), (1.7e308, 0.0));
+        assert!(of([f64::NAN, 1e300, 1.0]).0.is_nan());
+    }
 
     #[test]
     fn rows_hold_what_their_index_says() {

@@ -51,6 +51,8 @@ struct Workspace {
     q: Vec<f64>,
     weights: Vec<f32>,
     scale: Vec<f32>,
+    /// As scores have them.
+    biases: Vec<f64>,
     gradient_of_biases: Vec<f64>,
     uniforms: Vec<f64>,
     theta: Vec<f64>,
@@ -112,6 +114,7 @@ impl Replica {
                 q: vec![0.0; length],
                 weights: vec![0.0; heads * length],
                 scale: vec![1.0; heads],
+                biases: vec![0.0; heads],
                 gradient_of_biases: vec![0.0; heads],
                 uniforms: vec![0.0; 1 + sgd.task.sampler().uniforms()],
                 theta: vec![0.0; features],
@@ -269,14 +272,16 @@ impl Replica {
             kernels::add_scores(&self.keys, &space.tokens, stride, length, start..end, &mut space.scores);
         }
 
-        let half_norm = self.sgd.attention.bias == Bias::HalfNorm;
-        for (h, scores) in space.scores.chunks_exact_mut(length).enumerate() {
-            let b = if half_norm {
-                let key = &self.keys[h * stride..(h + 1) * stride];
-                -0.5 * kernels::dot(key, key)
-            } else {
-                self.b[h]
-            };
+        let square = |h: usize| {
+            let key = &self.keys[h * stride..(h + 1) * stride];
+            kernels::dot(key, key)
+        };
+        match self.sgd.attention.bias {
+            Bias::HalfNorm => (0..self.heads).for_each(|h| space.biases[h] = -0.5 * square(h)),
+            Bias::None | Bias::Trained => space.biases.copy_from_slice(&self.b),
+        }
+        self.sgd.attention.bring_near(&mut space.biases, square);
+        for (scores, b) in space.scores.chunks_exact_mut(length).zip(&space.biases) {
             for s in scores {
                 *s += b;
                 if !in_range(*s) {

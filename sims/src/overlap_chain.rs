@@ -45,6 +45,9 @@ use crate::sgd::{Diverged, Engine, Halt, Sgd, Start, in_range, look};
 /// Normals that are drawn at a time, at least: a few samples' worth when sequences are short.
 const NORMALS_AT_A_TIME: usize = 1024;
 
+/// A sum of squares below this has lost digits to underflow, and its inverse may be infinite.
+const UNDERFLOW: f64 = 1e-280;
+
 /// Sub-streams of [`Purpose::Chain`], told apart by the token's number.
 mod address {
     /// Normals of the samples.
@@ -108,6 +111,8 @@ struct Workspace {
     /// Their totals.
     totals: Vec<f64>,
     tops: Vec<f64>,
+    /// As scores have them.
+    biases: Vec<f64>,
     /// `g` times `x` and `c`, summed over the batch: `H x (F + H)`.
     products: Vec<f64>,
     /// `sum_l g_hl`, summed over the batch.
@@ -229,6 +234,7 @@ impl Chain {
                 partial: avec![0.0; totals * PADDING],
                 totals: vec![0.0; totals],
                 tops: vec![0.0; heads],
+                biases: vec![0.0; heads],
                 products: vec![0.0; heads * (features + heads)],
                 gradient_of_biases: vec![0.0; heads],
                 fresh: vec![0.0; heads * (2 * heads + 1)],
@@ -519,12 +525,18 @@ fn gradient(
         x[0] += theta;
     }
 
+    // C is lower triangular.
+    let key = |h: usize| &chain.keys[h * width..h * width + features + h + 1];
+    let square = |h: usize| key(h).iter().map(|k| k * k).sum::<f64>();
+    match half_norm {
+        true => (0..heads).for_each(|h| space.biases[h] = -0.5 * square(h)),
+        false => space.biases.copy_from_slice(&chain.b),
+    }
+    chain.sgd.attention.bring_near(&mut space.biases, square);
     let mut fine = true;
     for h in 0..heads {
         look(watch)?;
-        // C is lower triangular.
-        let key = &chain.keys[h * width..h * width + features + h + 1];
-        let b = if half_norm { -0.5 * key.iter().map(|k| k * k).sum::<f64>() } else { chain.b[h] };
+        let (key, b) = (key(h), space.biases[h]);
         let (scores, _) = space.scores[h * stride..(h + 1) * stride].as_chunks_mut::<PADDING>();
         for (scores, block) in scores.iter_mut().zip(tokens.chunks_exact(all)) {
             let mut sum = [b; PADDING];
@@ -564,7 +576,7 @@ fn gradient(
         let attempt = Attempt { normal: for_chi[j], uniform: space.chi_uniforms[j] };
         chi_square(freedom, attempt, &chain.stream, sample, j)
     };
-    let inverse = if square > 0.0 { 1.0 / square } else { 0.0 };
+    let inverse = if square > UNDERFLOW { 1.0 / square } else { 0.0 };
     let length_of_u = (chi(heads, freedom) * square).sqrt();
     let (keep, along_d) = if freedom == 0 { (0.0, 0.0) } else { (1.0, (length_of_u - weights[v_row]) * inverse) };
     // q = 2 G d: the rows weighted by their products with d, and |u| v.
@@ -727,7 +739,7 @@ fn factor_of_products(a: &mut [f64], n: usize, columns: usize) -> bool {
         for k in 0..j {
             pivot = (-l[j][k]).mul_add(l[j][k], pivot);
         }
-        if pivot <= SMALLEST_PIVOT * square || square.is_nan() {
+        if pivot <= SMALLEST_PIVOT * square || !(square > UNDERFLOW) {
             return false;
         }
         let root = pivot.sqrt();
@@ -757,12 +769,21 @@ fn factor_of_products(a: &mut [f64], n: usize, columns: usize) -> bool {
 
 #[inline(always)]
 fn reflect(a: &mut [f64], n: usize, columns: usize, watch: Option<&dyn Watch>) -> Result<(), Halt> {
+    /// Brings the squares of whatever is not zero back among the numbers.
+    const LARGER: f64 = f64::from_bits((1023 + 600) << 52);
     for h in 0..n {
         look(watch)?;
         let (done, below) = a.split_at_mut((h + 1) * columns);
         let row = &mut done[h * columns + h..];
-        let first = row[0];
-        let rest = short_dot(&row[1..], &row[1..]);
+        let mut first = row[0];
+        let mut rest = short_dot(&row[1..], &row[1..]);
+        // A reflection does not depend on the length of its vector.
+        let scale = if first.mul_add(first, rest) < UNDERFLOW { LARGER } else { 1.0 };
+        if scale > 1.0 {
+            row.iter_mut().for_each(|v| *v *= scale);
+            first = row[0];
+            rest = short_dot(&row[1..], &row[1..]);
+        }
         if rest > 0.0 {
             let norm = first.mul_add(first, rest).sqrt();
             // Of the sign that does not cancel; the reflecting vector is the row with it as first entry.
@@ -777,6 +798,9 @@ fn reflect(a: &mut [f64], n: usize, columns: usize, watch: Option<&dyn Watch>) -
             }
             row.fill(0.0);
             row[0] = if first < 0.0 { norm } else { -norm };
+        }
+        if scale > 1.0 {
+            row.iter_mut().for_each(|v| *v /= scale);
         }
     }
     Ok(())
@@ -838,6 +862,26 @@ mod tests {
                 let error =
                     headflow_model::largest_size((products(&given, n, columns) - products(&short, n, columns)).iter());
                 assert!(error < 1e-13, "{error}");
+            }
+        }
+    }
+
+    /// Rows whose squares underflow are turned like others: beside long ones, alone, and next to nothing.
+    #[test]
+    fn tiny_rows_are_turned() {
+        let (n, columns) = (3, 7);
+        for tiny in [1e-100, 1e-140, 1e-155, 1e-165, 1e-200, 1e-300] {
+            for rows_that_are in [1, 3, 7] {
+                let plain = rows(n, columns, 5, 0.5);
+                let scale = |i: usize| if rows_that_are >> (i / columns) & 1 == 1 { tiny } else { 1.0 };
+                let mut given: Vec<f64> = plain.iter().enumerate().map(|(i, v)| v * scale(i)).collect();
+                lower_triangular(&mut given, n, columns, None).unwrap();
+                for (i, v) in given.iter_mut().enumerate() {
+                    *v /= scale(i);
+                }
+                let error =
+                    headflow_model::largest_size((products(&given, n, columns) - products(&plain, n, columns)).iter());
+                assert!(error < 1e-13, "{tiny} {rows_that_are}: {error}");
             }
         }
     }

@@ -55,6 +55,8 @@ pub fn population_loss_watched(
     let rows = features + heads;
     let c = lower_factor(&(r - m * m.transpose()), 1e-12 * r.trace())
         .map_err(|e| Error::ImpossibleOverlaps { field: "keys".into(), eigenvalue: e.pivot })?;
+    let mut b = b.to_vec();
+    attention.bring_near(&mut b, |h| r[(h, h)]);
     let stream = Stream::new(seed, Purpose::Test, replica);
     let sampler = task.sampler();
     let (mut uniforms, mut theta) = (vec![0.0; sampler.uniforms()], vec![0.0; features]);

@@ -173,7 +173,6 @@ pub fn compare(
     all.extend(simulated().flat_map(|(sgd, e)| series(&route_name(sgd), e)));
     let arrays: Vec<_> = simulated().map(|(sgd, e)| replicas(&route_name(sgd), e)).collect();
     let _writing = writing();
-    folder.write_series(&all, &arrays)?;
     let routes: Vec<_> = predictions
         .iter()
         .map(Prediction::route)
@@ -187,7 +186,7 @@ pub fn compare(
     let by_name: serde_json::Map<_, _> = verdicts.iter().map(|(name, a)| (name.clone(), json!(a))).collect();
     let rest = json!({"stop": stop, "routes": routes, "verdict": verdict, "verdicts": by_name});
     let result = document("compare", spec, &clock, rest)?;
-    folder.write_document(&result)?;
+    folder.write_run(&all, &arrays, &result)?;
     let lost: String = simulated().map(|(_, e)| last_finite(e)).collect();
     let tables: String = verdicts
         .iter()

@@ -401,7 +401,6 @@ pub fn hierarchy(request: &Request, spec: &Spec) -> Result<u8, Error> {
             let mut all = vec![Series::of_estimate("theory", &flow.estimate, &flow.trace)];
             all.extend(series(&name, &ensemble));
             let writing = writing_result();
-            folder.write_series(&all, &[replicas(&name, &ensemble)])?;
             let mut entries = vec![entry("theory", &found)];
             if let Some(run) = ensemble.runs.first()
                 && let Ok(of_run) = stages(&run.trajectory, &spec.theta.second_moment(), &spec.criteria())
@@ -416,7 +415,7 @@ pub fn hierarchy(request: &Request, spec: &Spec) -> Result<u8, Error> {
             let rest = json!({
                 "figure": "hierarchy", "stop": ensemble.stop, "routes": routes, "stages": entries, "predicted": predicted,
             });
-            folder.write_document(&document("figure", spec, &clock, rest)?)?;
+            folder.write_run(&all, &[replicas(&name, &ensemble)], &document("figure", spec, &clock, rest)?)?;
             drop(writing);
             if !request.quiet && !request.json {
                 say(&text);
@@ -460,14 +459,14 @@ pub fn spectrum(request: &Request, spec: &Spec) -> Result<u8, Error> {
                 .into_iter()
                 .collect();
             let _writing = writing_result();
-            folder.write_series(&[Series::of_estimate("theory", &flow.estimate, &flow.trace)], &[])?;
             let rest = json!({
                 "figure": "spectrum", "stop": flow.stop,
                 "routes": [theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics)],
                 "stages": entries,
                 "spectrum": {"times": path.times[..rates.len()], "rates": rates, "kinds": kinds},
             });
-            folder.write_document(&document("figure", spec, &clock, rest)?)?;
+            let series = [Series::of_estimate("theory", &flow.estimate, &flow.trace)];
+            folder.write_run(&series, &[], &document("figure", spec, &clock, rest)?)?;
             (folder.path().to_path_buf(), exit_code(&flow.stop))
         }
     };

@@ -50,7 +50,6 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let settled = ended(spec, &evaluators, &flow);
     let writing = writing_result();
     let series = [Series::of_estimate("theory", &flow.estimate, &flow.trace)];
-    folder.write_series(&series, &[])?;
     let route = theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics);
     let result = document(
         "flow",
@@ -58,7 +57,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         &clock,
         json!({"stop": flow.stop, "settled": settled, "routes": [route], "note": missed.trim_end()}),
     )?;
-    folder.write_document(&result)?;
+    folder.write_run(&series, &[], &result)?;
     drop(writing);
     let figure = drawn(folder.path(), &result);
     let text = format!(

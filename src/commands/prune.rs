@@ -385,19 +385,19 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let (all, missed) = pruned(spec, &trained.systems, request.quiet)?;
     let pruning = entry(spec, &trained, &all);
     let writing = writing_result();
-    let files = if trained.series.is_empty() {
-        "result.json"
-    } else {
-        let replicas =
-            headflow::folder::Replicas { route: trained.route.clone(), trajectories: trained.paths.iter().collect() };
-        folder.write_series(&trained.series, &[replicas])?;
-        "result.json, series.csv, series.npz"
-    };
     let rest = json!({
         "stop": trained.stop, "routes": trained.routes, "pruning": pruning, "note": missed.trim_end(),
     });
     let result = document("prune", spec, &clock, rest)?;
-    folder.write_document(&result)?;
+    let files = if trained.series.is_empty() {
+        folder.write_document(&result)?;
+        "result.json"
+    } else {
+        let replicas =
+            headflow::folder::Replicas { route: trained.route.clone(), trajectories: trained.paths.iter().collect() };
+        folder.write_run(&trained.series, &[replicas], &result)?;
+        "result.json, series.csv, series.npz"
+    };
     drop(writing);
     let figure = drawn(folder.path(), &result);
     let text =

@@ -192,10 +192,9 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
         folder.write_text(CHECKPOINT, &saved(checkpoint.clone())?)?;
     }
     let name = route_name(&sgd);
-    folder.write_series(&series(&name, &ensemble), &[replicas(&name, &ensemble)])?;
     let route = ensemble_route(&name, dimension, &ensemble);
     let result = document("simulate", &spec, &clock, json!({"stop": ensemble.stop, "routes": [route]}))?;
-    folder.write_document(&result)?;
+    folder.write_run(&series(&name, &ensemble), &[replicas(&name, &ensemble)], &result)?;
     let resumable = match &ensemble.unfinished {
         Some(_) => format!("to go on: headflow simulate --resume {}\n", folder.path().display()),
         None => {

@@ -93,11 +93,10 @@ fn flow(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let found = stages(&flow.estimate.mean, &spec.theta.second_moment(), &spec.criteria())?;
     let settled = ended(spec, &evaluators, &flow);
     let writing = writing_result();
-    folder.write_series(&[Series::of_estimate("theory", &flow.estimate, &flow.trace)], &[])?;
     let route = theory_route("theory", &flow.estimate, &flow.stop, flow.solutions.len(), flow.statistics);
     let rest = json!({"stop": flow.stop, "settled": settled, "routes": [route], "stages": [entry("theory", &found)]});
     let result = document("stages", spec, &clock, rest)?;
-    folder.write_document(&result)?;
+    folder.write_run(&[Series::of_estimate("theory", &flow.estimate, &flow.trace)], &[], &result)?;
     drop(writing);
     let text = format!(
         "{}{}{}: result.json, series.csv, series.npz\n",
@@ -123,7 +122,6 @@ fn simulated(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let paths: Vec<&Trajectory> = ensemble.runs.iter().map(|run| &run.trajectory).collect();
     let (summary, entries) = tally(spec, &name, &paths)?;
     let writing = writing_result();
-    folder.write_series(&series(&name, &ensemble), &[replicas(&name, &ensemble)])?;
     let rest = json!({
         "stop": ensemble.stop,
         "routes": [ensemble_route(&name, dimension, &ensemble)],
@@ -131,7 +129,7 @@ fn simulated(request: &Request, spec: &Spec) -> Result<u8, Error> {
         "summary": summary,
     });
     let result = document("stages", spec, &clock, rest)?;
-    folder.write_document(&result)?;
+    folder.write_run(&series(&name, &ensemble), &[replicas(&name, &ensemble)], &result)?;
     drop(writing);
     let text = format!(
         "{}{}: result.json, series.csv, series.npz\n",

@@ -23,8 +23,8 @@ const MOST_SECONDS: f64 = 90.0;
 /// How long a call that was asked to stop may take to do so, likewise.
 const STOPPING: f64 = 2.0;
 
-/// Most of an output that is read.
-const MOST_OUTPUT: u64 = 32 << 20;
+/// Most of an output that is read: numbers of longer ones are not looked at.
+const MOST_OUTPUT: u64 = 256 << 20;
 
 /// Words of a command line that go together: a flag and its value.
 pub type Words = Vec<String>;
@@ -51,6 +51,8 @@ pub struct Outcome {
     pub status: ExitStatus,
     pub output: String,
     pub error: String,
+    /// Whether `output` is but the beginning of what it wrote.
+    pub cut: bool,
     pub seconds: f64,
     /// The most memory that was seen in use, in bytes: it is looked at every few milliseconds.
     pub memory: u64,
@@ -154,13 +156,14 @@ impl Call {
             signal("KILL", &child);
             child.wait().unwrap()
         });
+        let cut = fs::metadata(&streams[0]).unwrap().len() > MOST_OUTPUT;
         let [output, error] = streams.map(|path| {
             let mut bytes = Vec::new();
             File::open(path).unwrap().take(MOST_OUTPUT).read_to_end(&mut bytes).unwrap();
             String::from_utf8_lossy(&bytes).into_owned()
         });
         let after = listing(&at);
-        Outcome { status, output, error, seconds, memory: watch.memory, stopped, killed, before, after, folder }
+        Outcome { status, output, error, cut, seconds, memory: watch.memory, stopped, killed, before, after, folder }
     }
 }
 

@@ -113,13 +113,15 @@ fn stopped(call: &Call, outcome: &Outcome) -> Result<Option<Value>, Fault> {
 /// The document on standard output.
 fn document(call: &Call, outcome: &Outcome) -> Result<Option<Value>, Fault> {
     readable(outcome)?;
+    if outcome.cut {
+        return Ok(None);
+    }
     if !call.flag("--json") {
         // The heading of a column is no number.
         let output = outcome.output.replace("D -> inf", "");
-        for word in ["NaN", " inf", "-inf"] {
-            if output.contains(word) {
-                return Err(Fault::new("no number", format!("{word} in: {}", outcome.output)));
-            }
+        let numbers = |c: char| !(c.is_alphanumeric() || c == '_');
+        if let Some(word) = output.split(numbers).find(|word| ["NaN", "nan", "inf"].contains(word)) {
+            return Err(Fault::new("no number", format!("{word} in: {}", outcome.output)));
         }
         return Ok(None);
     }

@@ -154,6 +154,8 @@ pub fn noise_of_mode(
     let (mut uniforms, mut theta) = (vec![0.0; task.sampler().uniforms()], vec![0.0; features]);
     let mut values = vec![0.0f32; rows * length];
     let (mut scores, mut combined) = (vec![0.0; heads * length], vec![0.0; length]);
+    let mut b = at.b.clone();
+    attention.bring_near(&mut b, |h| at.m.row(h).norm_squared() + at.c.row(h).norm_squared());
     let squares: Vec<f64> = (0..samples as u64)
         .map(|sample| {
             stream.uniforms(sample, 1, &mut uniforms);
@@ -166,7 +168,7 @@ pub fn noise_of_mode(
                 for l in 0..length {
                     let along: f64 = (0..features).map(|f| at.m[(h, f)] * value(f, l)).sum();
                     let outside: f64 = (0..heads).map(|j| at.c[(h, j)] * value(features + j, l)).sum();
-                    scores[h * length + l] = along + outside + at.b[h];
+                    scores[h * length + l] = along + outside + b[h];
                 }
             }
             attention.forward_in_place(heads, length, &mut scores, &mut combined);

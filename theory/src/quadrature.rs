@@ -67,6 +67,9 @@ const ROUNDING: f64 = 5e-14;
 /// Operations of an evaluation, all its refinements together: about ten seconds of two cores.
 const MOST_OPERATIONS: f64 = 2.0 * Cost::MOST_OPERATIONS;
 
+/// Most operations of a finer rule that cannot meet the tolerance either: about two seconds.
+const HOPELESS_OPERATIONS: f64 = 0.2 * Cost::MOST_OPERATIONS;
+
 /// Operations of a multiplication in a product of matrices.
 const MULTIPLICATION: f64 = 0.2;
 
@@ -699,6 +702,7 @@ impl Quadrature {
         let mut points = FIRST_POINTS;
         let mut found = self.nothing(gradient);
         loop {
+            let before = budget.spent();
             let of = |s| self.shared_at(place, precision, gradient, &Rule::QuasiRandom(points, s), budget);
             let Some(all) = budgeted(budget, || (0..SCRAMBLES).map(of).collect::<Option<Vec<Evaluation>>>()) else {
                 return found;
@@ -714,7 +718,13 @@ impl Quadrature {
             mean.error_estimate = loss;
             mean.gradient_error_estimate = of_gradient;
             found = mean;
-            if larger(loss, of_gradient) <= self.tolerance || points >= LAST_POINTS {
+            let error = larger(loss, of_gradient);
+            if error <= self.tolerance || points >= LAST_POINTS {
+                return found;
+            }
+            // At best, errors fall as points^-3/2. What cannot get there is not worth long work.
+            let best = error * (points as f64 / LAST_POINTS as f64).powf(1.5);
+            if !(best <= self.tolerance || 4.0 * (budget.spent() - before) as f64 <= HOPELESS_OPERATIONS) {
                 return found;
             }
             points *= 4;

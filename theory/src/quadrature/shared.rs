@@ -57,12 +57,12 @@ impl Nodes {
         let negligible = (-precision.of_token() - 3.0).exp();
         let (mut z, mut weights) = (Vec::new(), vec![1.0]);
         for (dimension, rule) in rules.iter().enumerate() {
-            let highest = largest_size(&rule.weights);
+            // Relative to the peak of the density, whatever the steps.
+            let least = negligible * largest_size(&rule.weights) * peak(&rules[..dimension]);
             let (mut next_z, mut next_weights) = (Vec::new(), Vec::new());
             for (k, &weight) in weights.iter().enumerate() {
                 for (x, w) in rule.x.iter().zip(&rule.weights) {
-                    // Relative to the peak of the density, whatever the steps.
-                    if weight * w >= negligible * highest * peak(&rules[..dimension]) {
+                    if weight * w >= least {
                         next_z.extend_from_slice(&z[k * dimension..(k + 1) * dimension]);
                         next_z.push(*x);
                         next_weights.push(weight * w);
