@@ -67,6 +67,10 @@ fn ticks(range: Range, count: f64) -> Vec<(f64, String)> {
     let rough = (range.high - range.low) / count.max(1.0);
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0].into_iter().map(|s| s * power).find(|&s| s >= rough).unwrap_or(10.0 * power);
+    // Between the smallest numbers there is nothing round.
+    if !step.is_normal() {
+        return vec![(range.low, plain(range.low)), (range.high, plain(range.high))];
+    }
     let largest = range.low.abs().max(range.high.abs());
     let digit = |v: f64| (v * (1.0 + 1e-9)).log10().floor() as i32;
     let label = |value: f64| {
@@ -1099,7 +1103,15 @@ mod tests {
 
     #[test]
     fn every_range_gives_a_usable_axis() {
-        for values in [vec![0.0], vec![-3.0], vec![1e-300], vec![1e120], vec![-1e149, 1e149], vec![0.5, 0.5 + 1e-12]] {
+        for values in [
+            vec![0.0],
+            vec![-3.0],
+            vec![1e-300],
+            vec![1e120],
+            vec![-1e149, 1e149],
+            vec![0.5, 0.5 + 1e-12],
+            vec![0.0, 5e-324],
+        ] {
             let axis = Range::of(values.iter().copied()).unwrap().padded();
             assert!(axis.low < axis.high);
             let count = ticks(axis, 5.0).len();

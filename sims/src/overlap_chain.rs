@@ -35,7 +35,7 @@
 use aligned_vec::{AVec, avec};
 use headflow_model::attention::{PADDING, sum_of};
 use headflow_model::random::{Purpose, Stream};
-use headflow_model::{Bias, Error, Watch, biases};
+use headflow_model::{Bias, Error, Watch, biases, largest_size};
 use multiversion::multiversion;
 use nalgebra::DMatrix;
 use serde::{Deserialize, Serialize};
@@ -769,17 +769,16 @@ fn factor_of_products(a: &mut [f64], n: usize, columns: usize) -> bool {
 
 #[inline(always)]
 fn reflect(a: &mut [f64], n: usize, columns: usize, watch: Option<&dyn Watch>) -> Result<(), Halt> {
-    /// Brings the squares of whatever is not zero back among the numbers.
-    const LARGER: f64 = f64::from_bits((1023 + 600) << 52);
     for h in 0..n {
         look(watch)?;
         let (done, below) = a.split_at_mut((h + 1) * columns);
         let row = &mut done[h * columns + h..];
         let mut first = row[0];
         let mut rest = short_dot(&row[1..], &row[1..]);
-        // A reflection does not depend on the length of its vector.
-        let scale = if first.mul_add(first, rest) < UNDERFLOW { LARGER } else { 1.0 };
-        if scale > 1.0 {
+        // A reflection does not depend on the length of its vector: a power of two brings that near 1.
+        let tiny = first.mul_add(first, rest) < UNDERFLOW;
+        let scale = if tiny { (-largest_size(&*row).log2().floor()).min(1000.0).exp2() } else { 1.0 };
+        if tiny {
             row.iter_mut().for_each(|v| *v *= scale);
             first = row[0];
             rest = short_dot(&row[1..], &row[1..]);
@@ -799,7 +798,7 @@ fn reflect(a: &mut [f64], n: usize, columns: usize, watch: Option<&dyn Watch>) -
             row.fill(0.0);
             row[0] = if first < 0.0 { norm } else { -norm };
         }
-        if scale > 1.0 {
+        if tiny {
             row.iter_mut().for_each(|v| *v /= scale);
         }
     }

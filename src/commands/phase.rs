@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use headflow::cost;
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
+use headflow::model::text::shown;
 use headflow::model::{Activation, Attention, Error, Task, Theta, larger, largest_size};
 use headflow::phase::{
     Axis, Cells, Diagram, Measured, Quantity, cell as at, fill, holds, map_document, measure, saved, to_save,
@@ -243,7 +244,7 @@ fn compute_and_draw(
         End::Done(cells) => split(panels, &cells),
         End::Interrupted => {
             work_has_stopped();
-            eprintln!("headflow: {go_on}");
+            eprintln!("headflow: {}", shown(&go_on));
             return Ok(130);
         }
     };
@@ -284,7 +285,8 @@ fn compute_and_draw(
     );
     print(request, &result, &text);
     if let Some(first) = failed.first() {
-        eprintln!("headflow: {} of {count} cells failed; the first at {first}{undrawn}", failed.len());
+        let first = format!("{first}{undrawn}");
+        eprintln!("headflow: {} of {count} cells failed; the first at {}", failed.len(), shown(&first));
         return Ok(2);
     }
     Ok(0)

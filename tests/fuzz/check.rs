@@ -31,7 +31,7 @@ pub enum End {
 }
 
 /// Reasons to stop that a run records.
-const STOPS: [&str; 5] = ["step-budget", "step-too-small", "not-finite", "left-cone", "diverged"];
+const STOPS: [&str; 6] = ["step-budget", "no-progress", "step-too-small", "not-finite", "left-cone", "diverged"];
 
 /// Checks a call; with `--json`, its document comes along.
 pub fn check(call: &Call, outcome: &Outcome) -> Result<(End, Option<Value>), Fault> {
@@ -173,7 +173,12 @@ fn may_be_null(path: &[String], document: &Value) -> bool {
         "error_estimate" => single,
         "standard_error" if within("maps") => document["spec"]["sequences"].as_u64() == Some(1),
         l if l.ends_with("standard_error") => {
-            single || within("pruning") || within("stop") || document["spec"]["evaluator"] == "quadrature"
+            // Rates of modes that all scrambles agree on have none.
+            single
+                || within("pruning")
+                || within("stop")
+                || within("modes")
+                || document["spec"]["evaluator"] == "quadrature"
         }
         "lowest_unconverged" | "support" | "heads_minus_support" | "passage" | "observed" => true,
         "i" | "j" | "extrapolated" | "bias_coefficient" | "worst" => within("verdict") || within("verdicts"),

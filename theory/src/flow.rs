@@ -411,8 +411,14 @@ fn attempt<E: Evaluator>(
         bias: evaluator.attention().bias,
         tolerance: 10.0 * options.absolute_tolerance,
     };
-    let system =
-        System { evaluator, state, noise: options.noise, failure: RefCell::new(None), evaluations: Cell::new(0) };
+    let system = System {
+        evaluator,
+        state,
+        noise: options.noise,
+        failure: RefCell::new(None),
+        evaluations: Cell::new(0),
+        given_up: Cell::new(false),
+    };
     let y0 = state.pack(start);
     let end = options.times[options.times.len() - 1];
     let mut recorder = Recorder {
@@ -704,6 +710,8 @@ struct System<'a, E> {
     /// Why the last evaluation that failed did.
     failure: RefCell<Option<Failure>>,
     evaluations: Cell<usize>,
+    /// Whether an interruption left the solver with numbers that mean nothing.
+    given_up: Cell<bool>,
 }
 
 impl<E: Evaluator> System<'_, E> {
@@ -728,7 +736,10 @@ impl<E: Evaluator> System<'_, E> {
     /// The right-hand side; not a number where it has no value, so that the solver rejects the step.
     fn derivative(&self, y: &[f64], dy: &mut [f64]) {
         if self.evaluator.interrupted() {
-            return dy.fill(f64::NAN);
+            // A step of a flow at rest ends at once, and is thrown away; one without numbers is tried again and again, each time
+            // with a matrix to factor.
+            self.given_up.set(true);
+            return dy.fill(0.0);
         }
         if let Err(failure) = self.try_derivative(y, dy) {
             // Later stages of a failed step only inherit the failure.
@@ -979,6 +990,9 @@ where
         let outcome = solver.step();
         let count = |s: &S| (s.get_statistics().number_of_steps, s.get_statistics().number_of_error_test_failures);
         let (steps, rejected) = count(&solver);
+        if system.given_up.get() {
+            return Ok((StopReason::Interrupted { time: before }, so_far, state(&solver)));
+        }
         match outcome {
             Ok(reason) => {
                 let reach = match reason {

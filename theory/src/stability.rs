@@ -487,7 +487,7 @@ fn pure(
         };
         let mode = Mode {
             rate,
-            standard_error: (standard_error > 0.0).then_some(standard_error),
+            standard_error: (standard_error != 0.0).then_some(standard_error),
             degeneracy: 1,
             kind,
             specialising_weight,
