@@ -117,12 +117,7 @@ fn weight(theta: &Value, x: &[f64]) -> Option<f64> {
             // theta = mean + sd g: a Gaussian integral in each feature.
             let one = |((mean, sd), x): ((&f64, &f64), &f64)| {
                 let v = sd * sd;
-                let pull = x + mean / v;
-                if v == 0.0 {
-                    mean * x - 0.5 * mean * mean
-                } else {
-                    0.5 * pull * pull * v / (1.0 + v) - 0.5 * mean * mean / v - 0.5 * v.ln_1p()
-                }
+                (mean * x - 0.5 * mean * mean + 0.5 * v * x * x) / (1.0 + v) - 0.5 * v.ln_1p()
             };
             Some(mean.iter().zip(&sd).zip(x).map(one).sum())
         }
