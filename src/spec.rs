@@ -766,7 +766,9 @@ impl Spec {
             return Err(Error::invalid("prune_tolerances", "there must be at least one"));
         }
         for &tolerance in &self.prune_tolerances {
-            number("prune_tolerances", Some(tolerance), "must be from 0 to 1e300", |v| (0.0..=1e300).contains(&v))?;
+            number("prune_tolerances", Some(tolerance), "must be finite and not negative", |v| v >= 0.0)?;
+            // A hundred times that, in percent, is a number too.
+            number("prune_tolerances", Some(tolerance), "must be at most 1e300", |v| v <= 1e300)?;
         }
         self.tolerance.map_or(Ok(()), check_tolerance)?;
         if let Some(points) = self.points.filter(|points| !points.is_power_of_two() || *points < FEWEST_POINTS) {

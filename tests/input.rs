@@ -45,6 +45,7 @@ fn what_is_not_read_is_refused_with_its_readers() {
         (vec!["bayes", "--dimensions", "0,5"], "dimensions: must be from 1 to"),
         (vec!["loss", "--m", "1,0", "--test-samples", "1"], "test_samples: must be from 2"),
         (vec!["loss", "--m", "1,0", "--prune-tolerances", "-1"], "prune_tolerances: must be finite and not negative"),
+        (vec!["prune", "--prune-tolerances", "1e301"], "prune_tolerances: must be at most 1e300"),
         (vec!["stability", "--records", "1"], "records: must be from 2"),
         (vec!["compare", "--stationary-tolerance", "0"], "stationary_tolerance: must be positive and finite"),
         // What is chosen decides what is read.
