@@ -5,6 +5,7 @@ mod commands;
 mod progress;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use headflow::model::Error;
 use headflow::model::text::shown;
@@ -38,11 +39,10 @@ fn main() -> ExitCode {
                 .build_global()
                 .map_err(|e| Error::invalid("threads", e.to_string()))?;
         }
-        // These have no work to save: an interrupt ends them at once.
-        if !["loss", "bayes", "doctor"].contains(&request.command.as_str()) {
-            let (what, keeps_records) = commands::interrupted(&request);
-            progress::catch_interrupts(&what, keeps_records);
-        }
+        let (what, keeps_records) = commands::interrupted(&request);
+        // These have no work that stops by itself.
+        let at_once = ["loss", "bayes", "doctor"].contains(&request.command.as_str());
+        progress::catch_interrupts(&what, keeps_records, if at_once { Duration::ZERO } else { progress::PATIENCE });
         commands::run(&request)
     });
     if outcome.is_err() {
@@ -60,8 +60,7 @@ fn main() -> ExitCode {
 }
 
 fn fail(message: &str) -> ExitCode {
-    // One line, whatever a file or an argument put into it.
-    eprintln!("headflow: {}", shown(message));
+    commands::complain(message);
     ExitCode::from(2)
 }
 

@@ -13,7 +13,7 @@ use headflow::model::{Error, Watch};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// How long work has to stop by itself, and signals count as the same one: some programs send two at once.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Between two looks at what the program is doing.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
@@ -51,8 +51,8 @@ fn global() -> MutexGuard<'static, Global> {
     GLOBAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a first signal end the work, called `what`, with what it has.
-pub fn catch_interrupts(what: &str, keeps_records: bool) {
+/// Makes a first signal end the work, called `what`, with what it has; where it would lose nothing, after `patience`.
+pub fn catch_interrupts(what: &str, keeps_records: bool, patience: Duration) {
     KEEPS_RECORDS.store(keeps_records, Ordering::SeqCst);
     global().last_words = Error::interrupted(what).to_string();
     let mut first: Option<Instant> = None;
@@ -62,7 +62,7 @@ pub fn catch_interrupts(what: &str, keeps_records: bool) {
             first = Some(Instant::now());
             INTERRUPTED.store(true, Ordering::SeqCst);
             // Without it the work ends when it notices.
-            let _ = std::thread::Builder::new().spawn(end_when_nothing_is_lost);
+            let _ = std::thread::Builder::new().spawn(move || end_when_nothing_is_lost(patience));
         }
         Some(first) if first.elapsed() < PATIENCE => {}
         Some(_) => end(|_| true),
@@ -70,8 +70,8 @@ pub fn catch_interrupts(what: &str, keeps_records: bool) {
 }
 
 /// Ends the program once the work has had its time and nothing would be lost.
-fn end_when_nothing_is_lost() {
-    std::thread::sleep(PATIENCE);
+fn end_when_nothing_is_lost(patience: Duration) {
+    std::thread::sleep(patience);
     loop {
         end(|global| {
             STAGE.load(Ordering::SeqCst) == NOTHING && global.written.is_none_or(|at| at.elapsed() >= PATIENCE)

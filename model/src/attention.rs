@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::exponential::exp;
-use crate::extremes::largest;
+use crate::extremes::{larger, largest};
 
 /// Working space for `lanes` samples side by side.
 #[derive(Debug, Clone)]
@@ -167,7 +167,8 @@ impl Attention {
             Activation::Softmax => b.fill(0.0),
             Activation::BayesSoftmax => {
                 let top = largest(&*b);
-                b.iter_mut().for_each(|b| *b -= top);
+                // Differences of numbers may be beyond them.
+                b.iter_mut().for_each(|b| *b = larger(*b - top, f64::MIN));
             }
             Activation::Softmax1 => {
                 for (h, b) in b.iter_mut().enumerate() {
@@ -626,6 +627,9 @@ mod tests {
             assert!(close(&weights(Activation::BayesSoftmax, [-size; 2]), &softmax(&chi)), "{size}");
             assert!(close(&weights(Activation::BayesSoftmax, [size, -size])[..3], &rows[..3]), "{size}");
         }
+        let mut farthest = [f64::MAX, f64::MIN];
+        Attention::from(Activation::BayesSoftmax).bring_near(&mut farthest, |_| 1.0);
+        assert_eq!(farthest, [0.0, f64::MIN]);
         let mut within = [800.0, -3.0];
         Attention::from(Activation::BayesSoftmax).bring_near(&mut within, |_| 1.0);
         assert_eq!(within, [800.0, -3.0]);

@@ -501,7 +501,6 @@ fn gradient(
     let width = features + heads;
     let rows = width + directions;
     let drawn = chain.draw(sample);
-    let half_norm = chain.sgd.attention.bias == Bias::HalfNorm;
     let space = &mut chain.space;
     let stride = space.stride;
     let v_row = features + if batch > 1 { 2 * heads } else { heads };
@@ -528,9 +527,9 @@ fn gradient(
     // C is lower triangular.
     let key = |h: usize| &chain.keys[h * width..h * width + features + h + 1];
     let square = |h: usize| key(h).iter().map(|k| k * k).sum::<f64>();
-    match half_norm {
-        true => (0..heads).for_each(|h| space.biases[h] = -0.5 * square(h)),
-        false => space.biases.copy_from_slice(&chain.b),
+    match chain.sgd.attention.bias {
+        Bias::HalfNorm => (0..heads).for_each(|h| space.biases[h] = -0.5 * square(h)),
+        Bias::None | Bias::Trained => space.biases.copy_from_slice(&chain.b),
     }
     chain.sgd.attention.bring_near(&mut space.biases, square);
     let mut fine = true;

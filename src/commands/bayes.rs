@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Clock, document, print, wanted_folder};
 use crate::cli::Request;
+use crate::progress::writing_result;
 
 pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     let clock = Clock::start();
@@ -40,6 +41,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     });
     let result = document("bayes", spec, &clock, values)?;
     if let Some(mut folder) = folder {
+        let _writing = writing_result();
         folder.write_document(&result)?;
         text += &format!("{}: result.json\n", folder.path().display());
     }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Clock, document, print, wanted_folder};
 use crate::cli::Request;
+use crate::progress::writing_result;
 
 /// A number of the document: its name, that of its standard error, and where it is found.
 type Part = (&'static str, &'static str, fn(&Loss) -> f64);
@@ -31,6 +32,7 @@ pub fn run(request: &Request, spec: &Spec) -> Result<u8, Error> {
     text += &format!("{:<28} {uniform:.8} (uniform attention)\n", "1 - 1/L");
     let result = document("loss", spec, &clock, Value::Object(values))?;
     if let Some(mut folder) = folder {
+        let _writing = writing_result();
         folder.write_document(&result)?;
         text += &format!("{}: result.json\n", folder.path().display());
     }

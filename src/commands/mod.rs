@@ -414,14 +414,19 @@ fn exit_code(stop: &StopReason) -> u8 {
     match stop {
         stop if stop.as_requested() => 0,
         StopReason::Interrupted { .. } => {
-            eprintln!("headflow: {}", stop.describe());
+            complain(&stop.describe());
             130
         }
         _ => {
-            eprintln!("headflow: {}", stop.describe());
+            complain(&stop.describe());
             2
         }
     }
+}
+
+/// Says on standard error what went wrong: one line, whatever a file or an argument put into it.
+pub fn complain(message: &str) {
+    eprintln!("headflow: {}", shown(message));
 }
 
 /// Prints to standard output; what names out of files and arguments put into a line stays in it and commands no
@@ -438,7 +443,7 @@ fn say(text: &str) {
         .and_then(|()| out.flush())
         && error.kind() != ErrorKind::BrokenPipe
     {
-        eprintln!("headflow: standard output cannot be written: {error}");
+        complain(&format!("standard output cannot be written: {error}"));
         std::process::exit(2);
     }
 }
@@ -473,7 +478,7 @@ fn illustrated(path: &Path, draw: impl FnOnce() -> Result<Vec<PathBuf>, figures:
         Ok(files) => format!(", {}", names(path, &files)),
         Err(error) => {
             let error = error.to_string();
-            eprintln!("headflow: the results are written, but their figure is not: {}", shown(&error));
+            complain(&format!("the results are written, but their figure is not: {error}"));
             String::new()
         }
     }

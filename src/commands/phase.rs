@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use headflow::cost;
 use headflow::figures;
 use headflow::folder::{CHECKPOINT, RunFolder};
-use headflow::model::text::shown;
 use headflow::model::{Activation, Attention, Error, Task, Theta, larger, largest_size};
 use headflow::phase::{
     Axis, Cells, Diagram, Measured, Quantity, cell as at, fill, holds, map_document, measure, saved, to_save,
@@ -21,7 +20,7 @@ use headflow::theory::stability::rate_along;
 use nalgebra::DMatrix;
 use serde_json::{Map, Value, json};
 
-use super::{Clock, folder, headed, illustrated, made, names, prepared, print};
+use super::{Clock, complain, folder, headed, illustrated, made, names, prepared, print};
 use crate::cli::Request;
 use crate::progress::{Interruptible, Progress, all_is_kept, interrupted, work_has_stopped, writing, writing_result};
 
@@ -244,7 +243,7 @@ fn compute_and_draw(
         End::Done(cells) => split(panels, &cells),
         End::Interrupted => {
             work_has_stopped();
-            eprintln!("headflow: {}", shown(&go_on));
+            complain(&go_on);
             return Ok(130);
         }
     };
@@ -285,8 +284,7 @@ fn compute_and_draw(
     );
     print(request, &result, &text);
     if let Some(first) = failed.first() {
-        let first = format!("{first}{undrawn}");
-        eprintln!("headflow: {} of {count} cells failed; the first at {}", failed.len(), shown(&first));
+        complain(&format!("{} of {count} cells failed; the first at {first}{undrawn}", failed.len()));
         return Ok(2);
     }
     Ok(0)

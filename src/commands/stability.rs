@@ -262,7 +262,7 @@ impl Answer {
         }
         text += &format!("  {:>10} {:>9} {:>6}  mode\n", "rate", "error", "modes");
         for mode in &self.stability.modes {
-            let error = mode.standard_error.map(|e| format!("{e:.0e}")).unwrap_or_default();
+            let error = mode.standard_error.filter(|e| *e != 0.0).map(|e| format!("{e:.0e}")).unwrap_or_default();
             // Sampling noise around zero has no sign worth showing.
             let rate = if mode.rate.abs() < 5e-6 { 0.0 } else { mode.rate };
             text += &format!("  {rate:>+10.5} {error:>9} {:>6}  {}\n", mode.degeneracy, mode.describe());

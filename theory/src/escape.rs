@@ -154,8 +154,7 @@ pub fn noise_of_mode(
     let (mut uniforms, mut theta) = (vec![0.0; task.sampler().uniforms()], vec![0.0; features]);
     let mut values = vec![0.0f32; rows * length];
     let (mut scores, mut combined) = (vec![0.0; heads * length], vec![0.0; length]);
-    let mut b = at.b.clone();
-    attention.bring_near(&mut b, |h| at.m.row(h).norm_squared() + at.c.row(h).norm_squared());
+    let b = at.near_biases(attention);
     let squares: Vec<f64> = (0..samples as u64)
         .map(|sample| {
             stream.uniforms(sample, 1, &mut uniforms);

@@ -31,6 +31,13 @@ impl Coordinates {
         Self { m: point.m().clone(), c: point.residual_factor(), b: biases(attention.bias, point.r(), point.b()) }
     }
 
+    /// The biases, those far beyond the scores brought near: see [`Attention::bring_near`].
+    pub fn near_biases(&self, attention: &Attention) -> Vec<f64> {
+        let mut b = self.b.clone();
+        attention.bring_near(&mut b, |h| self.m.row(h).norm_squared() + self.c.row(h).norm_squared());
+        b
+    }
+
     /// The overlaps `r = m m^T + C C^T`.
     pub fn r(&self) -> DMatrix<f64> {
         &self.m * self.m.transpose() + &self.c * self.c.transpose()

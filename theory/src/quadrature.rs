@@ -458,15 +458,10 @@ impl Quadrature {
             return Err(Error::invalid("b", "holds a number that is not finite"));
         }
         let r = at.r();
-        let mut b = at.b.clone();
-        match self.attention.activation {
-            Activation::Softmax => b.fill(0.0),
-            Activation::BayesSoftmax if largest_size(&b) > FAR => {
-                let common = largest(&b);
-                b.iter_mut().for_each(|b| *b = (*b - common).max(f64::MIN));
-            }
-            _ => {}
-        }
+        let b = match self.attention.activation {
+            Activation::Softmax => vec![0.0; self.heads],
+            _ => at.near_biases(&self.attention),
+        };
         let precision = self.precision(MARGIN - self.tolerance.ln());
         let scores = |widest: f64| {
             largest_size((0..self.heads).map(|h| {

@@ -164,8 +164,7 @@ impl QuasiMonteCarlo {
             .flat_map(|h| at.m.row(h).iter().chain(at.c.row(h).iter()).copied().collect::<Vec<_>>())
             .collect();
         debug_assert_eq!(keys.len(), sizes.heads * rows);
-        let mut b = at.b.clone();
-        self.attention.bring_near(&mut b, |h| at.m.row(h).norm_squared() + at.c.row(h).norm_squared());
+        let b = at.near_biases(&self.attention);
         let task_size = BLOCKS_PER_TASK * sizes.block();
         let partial: Vec<Vec<f64>> = self
             .blocks

@@ -85,7 +85,7 @@ pub enum Kind {
 pub struct Mode {
     /// Growth rate per unit of `tau`; negative: decay.
     pub rate: f64,
-    /// Standard error of the rate over scrambles.
+    /// Standard error of the rate over scrambles; none with a single one.
     pub standard_error: Option<f64>,
     /// How many independent modes share it.
     pub degeneracy: usize,
@@ -384,13 +384,13 @@ fn modes(layout: Layout, rank: usize, mean: &DMatrix<f64>, jacobians: &[DMatrix<
     let vectors = DMatrix::from_fn(size, size, |i, k| eigen.eigenvectors[(i, order[k])]);
     let rates: Vec<f64> = order.iter().map(|&k| eigen.eigenvalues[k]).collect();
     let count = jacobians.len() as f64;
+    // One scramble does not tell its sampling error.
     let error = |v: &DVector<f64>, rate: f64| {
         let spread: f64 = jacobians.iter().map(|j| (v.dot(&(j * v)) - rate).powi(2)).sum();
-        (spread / count / (count - 1.0).max(1.0)).sqrt()
+        (jacobians.len() > 1).then(|| (spread / count / (count - 1.0)).sqrt())
     };
-    let errors: Vec<f64> = (0..size).map(|k| error(&vectors.column(k).into_owned(), rates[k])).collect();
+    let errors: Vec<f64> = (0..size).map(|k| error(&vectors.column(k).into_owned(), rates[k]).unwrap_or(0.0)).collect();
     let largest = largest_size(&rates);
-    // One scramble does not tell its sampling error.
     let alike = if jacobians.len() > 1 { 1e-5 } else { 3e-4 } * largest + 1e-9;
 
     let mut families = Vec::new();
@@ -416,7 +416,7 @@ fn pure(
     rank: usize,
     group: &DMatrix<f64>,
     mean: &DMatrix<f64>,
-    error: &dyn Fn(&DVector<f64>, f64) -> f64,
+    error: &dyn Fn(&DVector<f64>, f64) -> Option<f64>,
 ) -> Vec<Mode> {
     let (heads, features) = (layout.heads, layout.features);
     // The part of v that separates heads.
@@ -487,7 +487,7 @@ fn pure(
         };
         let mode = Mode {
             rate,
-            standard_error: (standard_error != 0.0).then_some(standard_error),
+            standard_error,
             degeneracy: 1,
             kind,
             specialising_weight,

@@ -11,10 +11,12 @@
 //! `k = 2 pi/h`; the steps below solve this for an error `e^{-Lambda}`.
 
 use std::f64::consts::PI;
+use std::ops::Range;
 
 use headflow_model::exponential::{exp, exp_and_complement};
-use headflow_model::{largest, smallest};
+use headflow_model::{Budget, largest, smallest};
 use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
 
 /// Lattice points that are handled side by side.
 pub(crate) const LANES: usize = 8;
@@ -215,12 +217,48 @@ pub(crate) fn table<const KERNELS: usize>(
     inner: (&[f64], &[f64]),
 ) -> Vec<f64> {
     let mut out = vec![0.0; offsets.len() * KERNELS * lattice.len()];
-    Arch::new().dispatch(Fill::<KERNELS> { lattice, offsets, scales, inner, out: &mut out });
+    let points = 0..lattice.len();
+    Arch::new().dispatch(Fill::<KERNELS> { lattice, points, offsets, scales, inner, out: &mut out });
     out
+}
+
+/// [`table`] for one offset, bit for bit: a large one in parts side by side, and none once the budget's watch interrupts.
+pub(crate) fn column<const KERNELS: usize>(
+    lattice: &Laplace,
+    offset: f64,
+    inner: (&[f64], &[f64]),
+    budget: &Budget,
+) -> Option<Vec<f64>> {
+    /// Kernels that take some milliseconds, and points of a part: each part takes the exponentials of its nodes again.
+    const LARGE: usize = 1 << 20;
+    const PART: usize = 64 * LANES;
+    let n = lattice.len();
+    if n * inner.0.len() <= LARGE {
+        return (!budget.interrupted()).then(|| table::<KERNELS>(lattice, &[offset], None, inner));
+    }
+    let parts: Vec<Vec<f64>> = (0..n.div_ceil(PART))
+        .into_par_iter()
+        .map(|part| {
+            let points = part * PART..((part + 1) * PART).min(n);
+            let mut out = vec![0.0; KERNELS * points.len()];
+            let fill = Fill::<KERNELS> { lattice, points, offsets: &[offset], scales: None, inner, out: &mut out };
+            (!budget.interrupted()).then(|| Arch::new().dispatch(fill))?;
+            Some(out)
+        })
+        .collect::<Option<_>>()?;
+    let mut out = vec![0.0; KERNELS * n];
+    for (kernel, out) in out.chunks_exact_mut(n).enumerate() {
+        for (to, part) in out.chunks_mut(PART).zip(&parts) {
+            to.copy_from_slice(&part[kernel * to.len()..(kernel + 1) * to.len()]);
+        }
+    }
+    Some(out)
 }
 
 struct Fill<'a, const KERNELS: usize> {
     lattice: &'a Laplace,
+    /// Those that are filled in: from and to a multiple of [`LANES`].
+    points: Range<usize>,
     offsets: &'a [f64],
     scales: Option<&'a [f64]>,
     inner: (&'a [f64], &'a [f64]),
@@ -250,16 +288,19 @@ impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        let Self { lattice, offsets, scales, inner: (values, weights), out } = self;
-        let n = lattice.len();
+        let Self { lattice, points, offsets, scales, inner: (values, weights), out } = self;
+        let (first, n) = (points.start, points.len());
         let mut e = vec![0.0; values.len()];
         for (column, &offset) in offsets.iter().enumerate() {
             let scale = scales.map_or(1.0, |s| s[column]);
             let out = &mut out[column * KERNELS * n..][..KERNELS * n];
             for (segment, &center) in lattice.centers.iter().enumerate() {
-                let from = segment * lattice.segment;
-                let to = (from + lattice.segment).min(n);
-                let reach = lattice.t[to - 1] - center;
+                let end = ((segment + 1) * lattice.segment).min(lattice.len());
+                let (from, to) = ((segment * lattice.segment).max(first), end.min(points.end));
+                if from >= to {
+                    continue;
+                }
+                let reach = lattice.t[end - 1] - center;
                 for (e, v) in e.iter_mut().zip(values) {
                     *e = saturating_exp(v + (offset + center), reach);
                 }
@@ -277,7 +318,7 @@ impl<const KERNELS: usize> WithSimd for Fill<'_, KERNELS> {
                     }
                     for kernel in 0..KERNELS {
                         for lane in 0..LANES {
-                            out[kernel * n + block + lane] = scale * sums[kernel][lane];
+                            out[kernel * n + block - first + lane] = scale * sums[kernel][lane];
                         }
                     }
                 }
@@ -472,6 +513,29 @@ pub(crate) fn crossing(mut from: f64, mut to: f64, width: f64, falls_below: impl
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In parts or at once: the same bits; nothing once it is interrupted.
+    #[test]
+    fn columns_are_tables() {
+        struct Now;
+        impl headflow_model::Watch for Now {
+            fn advance(&self, _: u64) {}
+            fn interrupted(&self) -> bool {
+                true
+            }
+        }
+        // Several segments, ends of parts within them, and a rest.
+        let lattice = Laplace::new(0.93, -1400.0, 900.0);
+        assert!(lattice.centers.len() > 2 && lattice.len() > 2 * 64 * LANES && lattice.len() % (64 * LANES) != 0);
+        for nodes in [3, 2000] {
+            let scores: Vec<f64> = (0..nodes).map(|i| 700.0 * (i as f64).sin()).collect();
+            let weights: Vec<f64> = (0..nodes).map(|i| (i as f64).cos()).collect();
+            let inner = (&scores[..], &weights[..]);
+            let column = |budget: &Budget| column::<5>(&lattice, 2.5, inner, budget);
+            assert_eq!(column(&Budget::new(1.0)), Some(table::<5>(&lattice, &[2.5], None, inner)));
+            assert_eq!(column(&Budget::watched(1.0, &Now)), None);
+        }
+    }
 
     /// The kernels are the derivatives of `e^{-u e^s}` in `s`, at any place of a long lattice.
     #[test]

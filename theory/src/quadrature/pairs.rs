@@ -20,7 +20,9 @@ use headflow_model::{Budget, larger};
 use nalgebra::{DMatrix, DMatrixView, DVector};
 use rayon::prelude::*;
 
-use super::lattice::{Laplace, Normal, Precision, TAPS, X, crossing, log_average, power, smoothed, spacing, table};
+use super::lattice::{
+    Laplace, Normal, Precision, TAPS, X, column, crossing, log_average, power, smoothed, spacing, table,
+};
 use super::signals::{Component, Signals};
 
 /// The Gaussian law of one token's scores under two heads.
@@ -208,7 +210,7 @@ const MOST_COARSE: f64 = 4096.0;
 pub(super) fn single(question: &Question, h: usize) -> Contribution {
     let m = DMatrix::from_fn(1, question.m.ncols(), |_, f| question.m[(h, f)]);
     let components = question.signals.components(&m, question.precision);
-    let parts: Vec<Contribution> = components.par_iter().map(|c| single_with(question, h, c)).collect();
+    let parts: Vec<Contribution> = components.par_iter().filter_map(|c| single_with(question, h, c)).collect();
     let mut sum = Contribution::zero([h, h], question.m.ncols());
     parts.iter().for_each(|p| sum.add(p));
     sum
@@ -220,10 +222,8 @@ fn step(question: &Question, h: usize, window: Option<&Window>) -> f64 {
     if window.is_some() { step.min(question.precision.laplace_step(0.0)) } else { step }
 }
 
-fn single_with(question: &Question, h: usize, component: &Component) -> Contribution {
-    if question.budget.interrupted() {
-        return Contribution::zero([h, h], question.m.ncols());
-    }
+/// None once the budget's watch interrupts.
+fn single_with(question: &Question, h: usize, component: &Component) -> Option<Contribution> {
     let (background, relevant) = (question.scores([h, h]), question.relevant([h, h], component));
     let law = |s: &Scores| (s.mean[0], s.covariance[0]);
     let window = Window::of(question, h, law(&background), law(&relevant));
@@ -233,19 +233,19 @@ fn single_with(question: &Question, h: usize, component: &Component) -> Contribu
     };
     let lattice = question.lattice(h, step(question, h, window.as_ref()), range);
     let n = lattice.len();
-    let moments = |s: &Scores| -> Vec<f64> {
+    let moments = |s: &Scores| -> Option<Vec<f64>> {
         let sigma = s.covariance[0].max(0.0).sqrt();
         let rule = Normal::new(question.precision, sigma);
         let scores: Vec<f64> = rule.x.iter().map(|x| sigma * x).collect();
-        table::<5>(&lattice, &s.mean[..1], None, (&scores, &rule.weights))
+        column::<5>(&lattice, s.mean[0], (&scores, &rule.weights), question.budget)
     };
-    let plain = moments(&background);
+    let plain = moments(&background)?;
     let signal = match &window {
         Some(window) => {
             let (scores, weights) = window.nodes();
-            table::<5>(&lattice, &[0.0], None, (&scores, &weights))
+            column::<5>(&lattice, 0.0, (&scores, &weights), question.budget)?
         }
-        None => moments(&relevant),
+        None => moments(&relevant)?,
     };
     let above = window.as_ref().map_or(0.0, Window::above);
     let leak = leaks(&lattice, question.leaks[h]);
@@ -279,7 +279,7 @@ fn single_with(question: &Question, h: usize, component: &Component) -> Contribu
     part.b[0] += b;
     part.r[0] += v;
     part.add_relevant(question, component, [relevant_b, 0.0], [relevant_v, 0.0, 0.0]);
-    part
+    Some(part)
 }
 
 /// Scores of the relevant token that are wider than this, and so many times wider than those of the others, have their law followed
