@@ -97,8 +97,25 @@ fn flows_of_many_heads_answer_within_an_average() {
     assert_eq!(result["routes"][0]["statistics"]["rejected"], 0, "a step broken off is none rejected");
 }
 
+/// A step without numbers would be tried again and again, each time with a matrix of 900 rows to factor.
+#[test]
+fn implicit_flows_answer_within_a_step() {
+    let heads = ["flow", "--heads", "40", "--theta", "flip:1.6", "--length", "3", "--attention", "bayes-softmax"];
+    let method = ["--gamma", "0", "--points", "64", "--scrambles", "1", "--method", "esdirk34", "--records", "5"];
+    kept(&[&heads[..], &method].concat(), 4.0);
+}
+
 #[test]
 fn quadratures_answer_within_an_average() {
+    // A key of size 1e4: the table of one head takes seconds.
+    let points = r#"{"kind":"discrete","points":[[1.469],[2.907],[2.704],[-1.575]],"weights":[0.25,0.25,0.25,0.25]}"#;
+    let wide =
+        ["flow", "--length", "300", "--theta", points, "--attention", "softmax1", "--heads", "1", "--gamma", "0"];
+    let loose = ["--m0", "0.45167594728298943", "--records", "2", "--tolerance", "1e-3", "--absolute-tolerance", "1e9"];
+    kept(&[&wide[..], &loose, &["--method", "tr-bdf2"]].concat(), 3.0);
+    // A loss says one line too, and takes its empty folder away.
+    let m = "98,-56.3;16.3,181.4;-120.9,-232.2;161.8,-40.6";
+    nothing(&["loss", "--m", m], 1.0);
     let many = ["flow", "--evaluator", "quadrature", "--gamma", "0", "--heads", "48", "--tolerance", "1e-10"];
     nothing(&[&many[..], &["--theta", "gaussian:mean=0,0:sd=3,2", "--attention", "softmax1"]].concat(), 2.0);
 }
