@@ -67,9 +67,9 @@ fn ticks(range: Range, count: f64) -> Vec<(f64, String)> {
     let rough = (range.high - range.low) / count.max(1.0);
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0].into_iter().map(|s| s * power).find(|&s| s >= rough).unwrap_or(10.0 * power);
-    // Between the smallest numbers there is nothing round.
+    // Between the smallest numbers there is nothing round; at the end of an axis a long number has no room.
     if !step.is_normal() {
-        return vec![(range.low, plain(range.low)), (range.high, plain(range.high))];
+        return vec![(range.low, plain(range.low)), (range.high, String::new())];
     }
     let largest = range.low.abs().max(range.high.abs());
     let digit = |v: f64| (v * (1.0 + 1e-9)).log10().floor() as i32;
