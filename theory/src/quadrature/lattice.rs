@@ -526,7 +526,9 @@ mod tests {
         }
         // Several segments, ends of parts within them, and a rest.
         let lattice = Laplace::new(0.93, -1400.0, 900.0);
-        assert!(lattice.centers.len() > 2 && lattice.len() > 2 * 64 * LANES && lattice.len() % (64 * LANES) != 0);
+        assert!(
+            lattice.centers.len() > 2 && lattice.len() > 2 * 64 * LANES && !lattice.len().is_multiple_of(64 * LANES)
+        );
         for nodes in [3, 2000] {
             let scores: Vec<f64> = (0..nodes).map(|i| 700.0 * (i as f64).sin()).collect();
             let weights: Vec<f64> = (0..nodes).map(|i| (i as f64).cos()).collect();
