@@ -64,8 +64,8 @@ const MORE_FOR_GRADIENT: f64 = 2.5;
 /// moment changes by less than it is.
 const ROUNDING: f64 = 5e-14;
 
-/// Operations of an evaluation, all its refinements together: about ten seconds of two cores.
-const MOST_OPERATIONS: f64 = 2.0 * Cost::MOST_OPERATIONS;
+/// Operations of an evaluation, all its refinements together: about ten seconds of one core.
+const MOST_OPERATIONS: f64 = Cost::MOST_OPERATIONS;
 
 /// Most operations of a finer rule that cannot meet the tolerance either: about two seconds.
 const HOPELESS_OPERATIONS: f64 = 0.2 * Cost::MOST_OPERATIONS;
