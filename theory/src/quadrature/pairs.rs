@@ -397,12 +397,23 @@ fn sizes(scores: &Scores, precision: Precision) -> (f64, f64) {
 }
 
 impl Fields {
-    fn new(u: &Laplace, v: &Laplace, scores: &Scores, precision: Precision, gradient: bool) -> Self {
-        if gradient { Self::of::<4>(u, v, scores, precision) } else { Self::of::<2>(u, v, scores, precision) }
+    /// Zeros in part once the budget's watch interrupts.
+    fn new(u: &Laplace, v: &Laplace, scores: &Scores, precision: Precision, gradient: bool, budget: &Budget) -> Self {
+        if gradient {
+            Self::of::<4>(u, v, scores, precision, budget)
+        } else {
+            Self::of::<2>(u, v, scores, precision, budget)
+        }
     }
 
     /// `KERNELS` is 2 for the loss, 4 with its gradient.
-    fn of<const KERNELS: usize>(u: &Laplace, v: &Laplace, scores: &Scores, precision: Precision) -> Self {
+    fn of<const KERNELS: usize>(
+        u: &Laplace,
+        v: &Laplace,
+        scores: &Scores,
+        precision: Precision,
+        budget: &Budget,
+    ) -> Self {
         let [l11, l21, l22] = factor(scores.covariance);
         let (along, across) = (Normal::new(precision, l11.max(l21.abs())), Normal::new(precision, l22));
         let (nu, nv, nx) = (u.len(), v.len(), along.x.len());
@@ -427,7 +438,13 @@ impl Fields {
                 }
             }
         }
-        let product = |k: usize, from: usize, count: usize| kernel(k) * second.columns(from * nv, count * nv);
+        // Each may take a second.
+        let product = |k: usize, from: usize, count: usize| {
+            if budget.interrupted() {
+                return DMatrix::zeros(u.len(), count * nv);
+            }
+            kernel(k) * second.columns(from * nv, count * nv)
+        };
         let part = |all: &DMatrix<f64>, place: usize| all.columns(place * nv, nv).into_owned();
         let add_plain = |mut x: DMatrix<f64>| {
             x.column_iter_mut().for_each(|mut column| column += &plain);
@@ -653,7 +670,7 @@ fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, componen
     }
     let [u, v] = question.lattices(heads, group.ranges);
     let others = question.others();
-    let plain = Fields::new(&u, &v, &question.scores(heads), precision, gradient);
+    let plain = Fields::new(&u, &v, &question.scores(heads), precision, gradient, budget);
     let (leak_u, leak_v) = (leaks(&u, question.leaks[heads[0]]), leaks(&v, question.leaks[heads[1]]));
     // Weights of the sum times Phi_00^{L-1} and its first two derivatives: one logarithm and one exponential for all three.
     let [mut p, mut p1, mut p2] = [(); 3].map(|()| DMatrix::zeros(u.len(), v.len()));
@@ -681,7 +698,7 @@ fn pair_in_group(question: &Question, heads: [usize; 2], group: &Group, componen
                 return (Contribution::zero(heads, question.m.ncols()), None);
             }
             let component = &components[index];
-            let signal = Fields::new(&u, &v, &question.relevant(heads, component), precision, gradient);
+            let signal = Fields::new(&u, &v, &question.relevant(heads, component), precision, gradient, budget);
             let absent = signal.x.map(|x| 1.0 - x);
             let mut part = Contribution::zero(heads, question.m.ncols());
             let relevant = p.component_mul(&signal.f11);
